@@ -17,7 +17,8 @@ from typing import Any
 from langchain_core.callbacks import UsageMetadataCallbackHandler
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from ...memory.conversations.messages import REPLY, trajectory
+from ...memory.conversations.messages import REPLY, goal_and_last_turn, trajectory
+from ...memory.conversations.screen import Screen
 from ...memory.errors import UserError
 from ...memory.lessons.versions import LibraryVersions
 from ...memory.records import Observation, Task, Usage
@@ -28,6 +29,7 @@ from ..wiring.inputs import MethodInputs
 from ..wiring.learning_run import CriticModel, RolloutGraphs, RunResources
 from .evaluation import AgentTask
 from .lesson_groups import transcript_text
+from .scopes import DEFAULT_SCREEN, NO_SCREEN
 from .training_free_grpo import TrainingFreeGRPOMiddleware
 
 __all__ = ["learn_lessons"]
@@ -49,6 +51,7 @@ def learn_lessons(
     run: str = "lessons",
     agent_version: str = "",
     workers: int = 4,
+    screen: Screen | None = DEFAULT_SCREEN,
 ) -> LibraryVersions:
     """Learn a library of lessons for an agent; the head of what is returned is the version that did best.
 
@@ -68,12 +71,13 @@ def learn_lessons(
         agent_version: text that changes whenever the agent or the reward function does: attempts of another version are not taken
             from the folder.
         workers: conversations at once.
+        screen: keeps secrets and the words of tools from the critic, as that of the middlewares; None: nothing.
 
     Raises:
         UserError: there are too few tasks, an id is there twice, or all attempts of a step failed.
     """
-    everything = [*tasks, *held_out]
-    if len({one.id for one in everything}) < len(everything):
+    by_id = {one.id: one for one in (*tasks, *held_out)}
+    if len(by_id) < len(tasks) + len(held_out):
         raise UserError("learn_lessons: each task needs an id of its own, also among the held-out ones")
     if not held_out:
         count = round(len(tasks) * HELD_OUT_SHARE)
@@ -82,7 +86,7 @@ def learn_lessons(
         tasks, held_out = tasks[:-count], tasks[-count:]
     settings = replace(settings or TrainingFreeGRPO(), problems=len(tasks), held_out=len(held_out))
     resources = _resources(folder)
-    play = _PlayConversation(make_agent, {one.id: one for one in everything}, reward, resources.versions, agent_version)
+    play = _PlayConversation(make_agent, by_id, reward, resources.versions, agent_version, screen or NO_SCREEN)
     graph = build(
         MethodInputs(environment=_TaskWorld()),  # type: ignore[arg-type]
         settings,
@@ -148,6 +152,7 @@ class _PlayConversation(Runnable[Any, Any]):
     reward: Callable[[AgentTask, Sequence[Any]], float | None]
     versions: LibraryVersions
     version: str
+    screen: Screen
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> dict[str, Any]:
         """The outcome of the conversation, with the channels that `RolloutPlayer` reads."""
@@ -160,13 +165,14 @@ class _PlayConversation(Runnable[Any, Any]):
         if reward is not None and not 0 <= reward <= 1:
             raise UserError(f"learn_lessons: a reward is a number from 0 to 1, got {reward} for {task.id}")
         made = trajectory(out["messages"], reward, task=input["task"], run=thread)
+        kept = replace(made, transitions=self.screen.steps(out["messages"], goal_and_last_turn))
         counts = list(meter.usage_metadata.values())
         return {
             "score": reward or 0.0,
             "earned": reward,
             "unjudged": "" if reward is not None else "the reward function could not tell",
-            "transcript": transcript_text(made),
-            "answer": made.transitions[-1].action.removeprefix(REPLY),
+            "transcript": transcript_text(kept),
+            "answer": kept.transitions[-1].action.removeprefix(REPLY) if kept.transitions else "",
             "step": len(made.transitions),
             "tool_calls": sum(not step.action.startswith(REPLY) for step in made.transitions),
             "usage": Usage(

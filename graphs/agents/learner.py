@@ -391,5 +391,6 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         task = self._task(messages) if self._task is not None else DOMAIN
         goal = trim_middle(str(humans[0].text), MOST_GOAL_CHARS) if humans else ""
         calls = sum(isinstance(m, AIMessage) for m in messages[last_user_message(messages) :])
-        user = "".join(self.user.of_run(runtime, get_config().get("configurable", {})))
+        users = self.user.of_run(runtime, get_config().get("configurable", {}))
+        user = "".join(one for one in users if "=" in one)  # `user_id=ann`; `user_id` where it may be missing, and is
         return Place(str(thread), self._run_scope(runtime), turn_id(messages), len(humans) - 1, Task(task, goal), calls, user)

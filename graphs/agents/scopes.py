@@ -163,7 +163,8 @@ class ScopedLearner(Generic[Index]):
         min_lift: an item whose lift is surely below this reward is shown no more; None: no item is retired. It needs `holdout`.
         user: name of the value of a run that says who the user is, as of `scope`, such as `"user_id"`. Given, no user holds more than
             `max_user_share` of what memory shows to another one of his tenant, or of a comparison of conversations
-            (graphs/agents/user_share.py). Of imported conversations no user is known, and all count.
+            (graphs/agents/user_share.py). Conversations of which no user is known all count: imported ones, and those of runs
+            without the value of a name with a question mark.
         max_user_share: that share, in (0, 1].
 
     Raises:
@@ -249,12 +250,16 @@ class ScopedLearner(Generic[Index]):
         """
         if reward is None and not text:
             raise UserError("feedback: give a reward, a text, or both")
-        if self._raters is not None and source not in self._raters:
-            raise UserError(f"feedback of source {source!r} is not taken: raters are {', '.join(self._raters) or 'nobody'}")
+        self.check_source(source)
         reward = None if reward is None else self.rewards.read(reward)
         labels, run = self._labels(scope), None if run_id is None else str(run_id)
         thread = self._memory(labels).conversations.find_thread(run) if thread_id is None else str(thread_id)
         return self.add_rating(labels, thread, reward, text or "", run_id=run, source=source)
+
+    def check_source(self, source: str) -> None:
+        """Raise `UserError` if feedback of a source is not taken, since it is none of `raters`."""
+        if self._raters is not None and source not in self._raters:
+            raise UserError(f"feedback of source {source!r} is not taken: raters are {', '.join(self._raters) or 'nobody'}")
 
     def add_rating(
         self, labels: tuple[str, ...], thread: str, reward: float | None, text: str, **more: Unpack[RatingOptions]

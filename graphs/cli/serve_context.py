@@ -32,6 +32,7 @@ def build_context_service(options: ServeOptions, settings: CLaaS, replay: Replay
     Raises:
         UserError: as of `context_base`; or there is no such graph, or the model cannot be opened.
     """
+    from ...memory.conversations.screen import Screen
     from ...tools.models.models import open_model
     from ..agents.methods import make_learner
     from ..arms import find_user_object
@@ -44,7 +45,19 @@ def build_context_service(options: ServeOptions, settings: CLaaS, replay: Replay
         model.stream_usage = True
     place, _, attribute = options.graph.rpartition(":")
     make_agent = find_user_object(place, attribute) if options.graph else None
-    learner = make_learner(options.learn, options.out / "memory", model, scope=("tenant", "adapter"), name="serve")
+    learner = make_learner(
+        options.learn,
+        options.out / "memory",
+        model,
+        scope=("tenant", "adapter"),
+        name="serve",
+        user="user?",
+        max_user_share=options.max_user_share,
+        raters=options.raters or None,
+        hold=options.hold,
+        control=options.control,
+        screen=Screen(unlearned_tools=options.unlearned_tools),
+    )
     try:
         return ContextService(AgentEngine(model, learner, base, make_agent), replay, root, name)
     except BaseException:

@@ -15,6 +15,7 @@ from ...memory.storage.open_store import is_postgres
 __all__ = ["ServeOptions"]
 
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
+IN_PROMPTS = ("max_user_share", "raters", "hold", "unlearned_tools", "control")
 HEADINGS: Mapping[str, Sequence[str]] = {
     "options": (
         "model",
@@ -34,6 +35,7 @@ HEADINGS: Mapping[str, Sequence[str]] = {
     ),
     "clients": ("no_auth", "log_requests", "open_metrics", "livez_port", "max_body_bytes", "max_connections"),
     "replies": ("thinking", "max_streams", "reply_gib", "dtype", "threads", "answer_unrecorded"),
+    "learning in prompts (--learn)": IN_PROMPTS,
     "learning": ("buffer", "retention_file", "prompts", "seed", "engine_path", "learner_threads", "learner_nice"),
 }
 """Heading of `--help-all` -> options; those of the first stand in `--help`."""
@@ -53,6 +55,16 @@ class ServeOptions:
     `icrl` or `lessons`."""
     graph: str = ""
     """With --learn, a graph of your own: `my_app:make_agent`, a function of (model, middleware) that returns an agent."""
+    max_user_share: float = 0.25
+    """With --learn, the largest share of what another user is shown that one end user, a request's `user`, may hold; 1: no limit."""
+    raters: Annotated[tuple[str, ...], UseAppendAction] = ()
+    """With --learn, a `source` whose feedback is taken; the flag may be repeated. Default: any."""
+    hold: bool = False
+    """With --learn, learn from a rated reply only after a person has released it, on /dashboard or by POST /v1/experiences/ID/release."""
+    unlearned_tools: Annotated[tuple[str, ...], UseAppendAction] = ()
+    """With --learn, a tool of which nothing is learned, neither its calls nor its results; the flag may be repeated."""
+    control: float = 0.0
+    """With --learn, the share of the replies that are made without what was learned: /v1/status says what it is worth (`lift`)."""
     weights: str | None = None
     """With `vllm:`, the same model for the learner, `local:PATH_OR_NAME`. Default with --learner ray, which alone opens it: `local:MODEL`."""
     name: str | None = None
@@ -127,6 +139,10 @@ class ServeOptions:
             )
         elif self.graph:
             raise UserError("serve: --graph names an agent that learns in its context; give --learn reasoning-bank, too")
+        elif given := [name for name in IN_PROMPTS if getattr(self, name) != getattr(type(self), name)]:
+            raise UserError(
+                f"serve: --{given[0].replace('_', '-')} is for learning in prompts; give --learn, such as reasoning-bank"
+            )
         elif self.model not in ("pocket", "guard") and not self.model.startswith(("local:", "vllm:")):
             raise UserError(f"serve: no model {self.model!r}; use pocket, guard, local:PATH_OR_NAME or vllm:MODEL")
         if self.max_connections < 1:

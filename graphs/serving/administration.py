@@ -161,6 +161,12 @@ class Administration:
 
     # -- learning ---------------------------------------------------------------------------------------------------------
 
+    async def release(self, tenant: str, id: str) -> dict[str, Any]:
+        """Refuse: what is learned in weights waits for nobody."""
+        raise UserError(
+            "release: this service learns in weights, and holds no exchange for a person; held_up says what it waits for"
+        )
+
     async def job(self, tenant: str, id: str) -> dict[str, Any] | None:
         """The state of a feedback's job, or of a `train` job; None: the tenant has no such job."""
         if self._learning is not None and (asked := self._learning.job(tenant, id)) is not None:

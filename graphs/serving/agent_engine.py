@@ -16,7 +16,7 @@ from typing import Any
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware, ModelRequest, hook_config
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, SystemMessage, convert_to_messages
+from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, ToolMessage, convert_to_messages
 from langgraph.config import get_config
 from langgraph.graph.state import CompiledStateGraph
 
@@ -125,7 +125,7 @@ class AgentEngine:
         """
         if request.top_logprobs is not None:
             raise UserError("logprobs: the model behind this service is another's, whose log-probabilities are not passed on")
-        given = convert_to_messages(list(request.messages))
+        given = _with_names(convert_to_messages(list(request.messages)))
         said, messages = "", list[Any]()
         self.running += 1
         try:
@@ -164,11 +164,25 @@ class AgentEngine:
         self.learner.close()  # type: ignore[attr-defined]
 
 
+def _with_names(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """The messages with the names of the tools that results are of: OpenAI's protocol gives the ids of their calls alone."""
+    names = {call["id"]: call["name"] for one in messages if isinstance(one, AIMessage) for call in one.tool_calls}
+    return [
+        one.model_copy(update={"name": names.get(one.tool_call_id)}) if isinstance(one, ToolMessage) and not one.name else one
+        for one in messages
+    ]
+
+
 def _reply(made: Sequence[AIMessage], streamed: str) -> Reply:
     """The reply of an agent's messages; all text that it said, as it was streamed, or else the last message's."""
     if not made:
         raise Unavailable("the graph ended without a message of its model", "the agent has made no reply; try again")
     last = made[-1]
+    if (
+        last.response_metadata.get("model_provider") == "openai"
+        and not {"finish_reason", "status"} & last.response_metadata.keys()
+    ):
+        raise Unavailable("the provider's stream has no end", "the model's provider broke off its reply; try again later")
     usages = [message.usage_metadata for message in made if message.usage_metadata]
     billed = sum(one["input_tokens"] for one in usages), sum(one["output_tokens"] for one in usages)
     finish = "tool_calls" if last.tool_calls else str(last.response_metadata.get("finish_reason") or "stop")

@@ -11,15 +11,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...memory.claas.replay import Replay
 from ...memory.errors import UserError
 from ...memory.records import Feedback, FeedbackReceipt
+from ...nodes.learn.chat_turn import DEFAULT_SCOPE
 from ..claas import CLaaS
 from .agent_engine import AgentEngine
 from .service import Service
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 __all__ = ["LEARNERS", "ContextService"]
 
@@ -40,13 +45,17 @@ class ContextService(Service):
     def __init__(self, engine: AgentEngine, replay: Replay, root: Path, model: str) -> None:
         super().__init__(engine, None, replay, root, CLaaS(), model)
         self._learner: Any = engine.learner
+        self._rated = set[tuple[str, str]]()
+        """Tenants with their adapters of which something was rated or released since the metrics were read."""
 
     async def feedback(self, tenant: str, response_id: str, feedback: Feedback, key: str = "") -> FeedbackReceipt:
         """Store feedback on a reply, and rate the conversation with it in the learner's memory of the tenant.
 
         Raises:
             UnknownExchange, ExpiredExchange, FeedbackConflict: as `Replay.add_feedback`.
+            UserError: its source is none of --raters.
         """
+        self._learner.check_source(feedback.source)
         receipt = await super().feedback(tenant, response_id, feedback, key)
         row = await asyncio.to_thread(self.replay.get, tenant, response_id)
         if row is not None and (kept := row.exchange.feedback) is not None:  # of a repeated key, what was said first
@@ -59,6 +68,7 @@ class ContextService(Service):
                 tenant=tenant,
                 adapter=row.exchange.adapter,
             )
+            self._rated.add((tenant, row.exchange.adapter))
         return receipt
 
     async def experience(self, tenant: str, id: str) -> dict[str, Any] | None:
@@ -69,6 +79,18 @@ class ContextService(Service):
     async def _explain(self, tenant: str, adapter: str, id: str) -> list[str]:
         told: str = await self._learner.aexplain(id, tenant=tenant, adapter=adapter)
         return told.splitlines() or ["nothing is recorded of this reply"]
+
+    async def release(self, tenant: str, id: str) -> dict[str, Any]:
+        """Learn from an exchange after all that was held, or that the screen has quarantined.
+
+        Raises:
+            UserError: it is neither.
+        """
+        row = await asyncio.to_thread(self.replay.get, tenant, id)
+        adapter = DEFAULT_SCOPE if row is None else row.exchange.adapter
+        await asyncio.to_thread(lambda: self._learner.release(id, tenant=tenant, adapter=adapter))
+        self._rated.add((tenant, adapter))
+        return {"released": id}
 
     async def forget(self, tenant: str, ids: Sequence[str] | None, withdraw: bool = False) -> dict[str, Any]:
         """Delete exchanges, or all of a tenant's (None), with the conversations and the lessons that were drawn from them."""
@@ -95,6 +117,21 @@ class ContextService(Service):
         found = await super().status(tenant)
         found["learner"] = {"state": "idle", "error": "", "method": self._learner.method}
         for row in found.get("scopes", ()):
-            about = await self._learner.astatus(tenant=tenant, adapter=row["adapter"])
-            row["learned"] = str(about).splitlines()
+            scope = {"tenant": tenant, "adapter": row["adapter"]}
+            row["learned"] = str(await self._learner.astatus(**scope)).splitlines()
+            row["held"] = await asyncio.to_thread(partial(self._learner.quarantine_reasons, **scope))
+            if self._learner.plan.is_on:
+                row["lift"] = str(await asyncio.to_thread(partial(self._learner.lift, **scope))).splitlines()
         return found
+
+    async def metrics(self) -> list[Metric]:
+        """The service's metric families, with what is held and the lift where something was rated."""
+        while self._rated:
+            await asyncio.to_thread(self._measure, *self._rated.pop())
+        return await super().metrics()
+
+    def _measure(self, tenant: str, adapter: str) -> None:
+        scope = {"tenant": tenant, "adapter": adapter}
+        self._metrics.held.labels(tenant, adapter).set(len(self._learner.quarantine_reasons(**scope)))
+        if self._learner.plan.is_on and (memory := self._learner.lift(**scope).memory) is not None:
+            self._metrics.lift.labels(tenant, adapter).set(memory.lift)

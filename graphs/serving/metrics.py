@@ -44,6 +44,8 @@ GAUGES = {
     "adapters": "Adapters by the outcome of their last turn at the learner.",
     "held_up": "Adapters by what holds their learning up; GET /v1/status says what helps.",
     "missing_feedbacks": "Feedbacks that a tenant's adapters lack for their next steps.",
+    "held": "Conversations that nothing is learned from until a person releases them (--learn).",
+    "lift": "Mean reward of replies with what was learned, less that of the control share (--learn, --control).",
     "shrink": "Factor by which the newest step scaled the adapter down to the gate's bounds; 1: not at all.",
     "loss": "Loss of the newest gradient step.",
     "ess": "Effective sample size of the newest minibatch, as a share of it.",
@@ -61,6 +63,8 @@ LABELS = {
     "adapters": ("outcome",),
     "held_up": ("tenant", "kind"),
     "missing_feedbacks": ("tenant",),
+    "held": ("tenant", "adapter"),
+    "lift": ("tenant", "adapter"),
     "gate": ("check", "result"),
 }
 

@@ -232,7 +232,8 @@ class Service(Administration):
                 pieces.put_nowait(item)
 
         state = {each.name: getattr(call, each.name) for each in fields(call)}
-        whose = {"thread_id": call.id, "tenant": call.tenant, "adapter": call.adapter}  # for an engine that is an agent
+        # For an engine that is an agent:
+        whose = {"thread_id": call.id, "tenant": call.tenant, "adapter": call.adapter, "user": call.user or None}
         run = asyncio.create_task(self._serving.ainvoke(state, {"configurable": {STREAM_CALLBACK: receive, **whose}}))
         run.add_done_callback(lambda done: pieces.put_nowait(None))
         try:

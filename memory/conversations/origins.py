@@ -4,16 +4,16 @@
     send_money(amount=98.7, recipient='US133…')    ->  send_money(amount=98.7, recipient='[from read_file]')
 
 An instruction that somebody hides in a mail or a web page reaches an agent as a tool's result. Among what users asked for, and rated
-well by those who never saw it, it would instruct the agents of others. So of a result that is long, or reads like an instruction, the
-names of its fields are kept; in the place of a value that no user has said, the tool that said it; and of a call that followed an
-instruction to the agent, nothing.
+well by those who never saw it, it would instruct the agents of others. So of a result of more than a dozen words, or which reads like
+an instruction, the names of its fields are kept; in the place of a value that no user has said, the tool that said it; and of a call
+that followed an instruction to the agent, nothing.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
@@ -24,8 +24,8 @@ __all__ = ["FROM_TOOL", "Origins"]
 
 FROM_TOOL = "[from "
 """The beginning of what stands for a value that a tool has said."""
-MOST_RESULT_CHARS = 200
-"""Characters of a tool's result that is kept as it is."""
+MOST_RESULT_CHARS, MOST_RESULT_WORDS = 200, 12
+"""The length of a tool's result that is kept as it is; the words are those that it does not repeat from its call."""
 MOST_FIELDS = 12
 """Names of fields that are kept of another one: in alphabetical order, in which they say nothing."""
 _VERBS = (
@@ -49,6 +49,8 @@ _END = re.compile(r"\n|\\n|(?<=[.!?])\s")
 _SENTENCE = re.compile(r"[^\s.!?][^\n.!?]{23,}[.!?]?")
 _TOKEN = re.compile(r"[^\s'\"(),;<>]*[\d@/][^\s'\"(),;<>]*")
 """Names of accounts, addresses, links, dates, numbers."""
+_WORD = re.compile(r"[\u2e80-\U0003ffff]{1,2}|[^\W\u2e80-\U0003ffff]+")
+"""A word; two letters where words are written without spaces."""
 _PLAIN = re.compile(r"[a-z_]{1,20}")
 """A word that says what is done, such as `express`: no name, number or address."""
 
@@ -60,6 +62,8 @@ class _Result(NamedTuple):
     orders: str
     instructs: bool
     """True if it speaks to the agent."""
+    is_kept: bool
+    """True if its words are kept."""
 
 
 class Origins:
@@ -96,16 +100,12 @@ class Origins:
         tool's name stands in place of the call's.
         """
         keys = [_plain(text) for text in _texts(call["args"])]
-        words = [word for word in call["name"].split("_") if len(word) > 3]
+        words = self._own_words(call["name"])
         told = [self._asked, *(one.told for one in self._results)]
         for one in self._results:
             explained = [any(_has(text, key) for text in told) for key in keys]
             ordered = [_has(one.orders, key) for key in keys]
-            is_named = (
-                bool(keys)
-                and not any(explained)
-                and any(_has(one.orders, word) and not _has(self._asked, word) for word in words)
-            )
+            is_named = bool(keys) and not any(explained) and any(_has(one.orders, word) for word in words)
             if one.instructs and (is_named or any(a and not b for a, b in zip(ordered, explained, strict=True))):
                 return {**call, "name": f"{FROM_TOOL}{one.tool}]", "args": {}}
         return {**call, "args": self._arguments(call["name"], call["args"])}
@@ -125,23 +125,35 @@ class Origins:
                 _plain(" ".join(one for one, is_order in sentences.items() if is_order == kind)) for kind in (False, True)
             )
             instructs = self._instructs(text)
-            self._results.insert(0, _Result(tool, told, orders, instructs))
-            if instructs or orders or len(text) > MOST_RESULT_CHARS:
+            is_kept = not (instructs or orders) and self._is_short(text, self._calls.get(message.tool_call_id))
+            self._results.insert(0, _Result(tool, told, orders, instructs, is_kept))
+            if not is_kept:
                 update["content"] = _outline(text)
         return message.model_copy(update=update)
 
-    def _arguments(self, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        listed = self._listed.get(tool, ())
-        return {name: value if name in listed else self._value(value) for name, value in arguments.items()}
+    def _is_short(self, text: str, call: Mapping[str, Any] | None) -> bool:
+        """True if a result says little beside what the agent has said in its call."""
+        new = _plain(text)
+        for key in map(_plain, _texts(self._arguments(call["name"], call["args"]) if call else {})):
+            new = re.sub(rf"(?<!\w){re.escape(key)}(?!\w)", " ", new) if key else new
+        return len(text) <= MOST_RESULT_CHARS and len(_WORD.findall(new)) <= MOST_RESULT_WORDS
 
-    def _value(self, value: Any) -> Any:
+    def _own_words(self, tool: str) -> list[str]:
+        """The words in a tool's name that no user has said."""
+        return [word for word in tool.casefold().split("_") if len(word) > 3 and not _has(self._asked, word)]
+
+    def _arguments(self, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        listed, words = self._listed.get(tool, ()), self._own_words(tool)
+        return {name: value if name in listed else self._value(value, words) for name, value in arguments.items()}
+
+    def _value(self, value: Any, words: Sequence[str]) -> Any:
         if isinstance(value, dict):
-            return {name: self._value(one) for name, one in value.items()}
+            return {name: self._value(one, words) for name, one in value.items()}
         if isinstance(value, list):
-            return [self._value(one) for one in value]
+            return [self._value(one, words) for one in value]
         if not isinstance(value, str):
             return value
-        return self._origin(value) or self._said(value)
+        return self._origin(value, words) or self._said(value)
 
     def _said(self, text: str) -> str:
         """The agent's own words, without sentences, names and numbers that only a tool has said."""
@@ -150,13 +162,25 @@ class Origins:
         text = _SENTENCE.sub(lambda found: self._origin(found[0]) or found[0], text)
         return _TOKEN.sub(lambda found: self._origin(found[0]) or found[0], text)
 
-    def _origin(self, text: str) -> str:
-        """The words in place of a text that a tool has said, and no user before; empty if there is no such tool."""
+    def _origin(self, text: str, words: Sequence[str] = ()) -> str:
+        """The words in place of a text that a tool has said, and no user before; empty if there is no such tool.
+
+        A word such as `express` may be the agent's own choice; it is the tool's if an order has it, or a text that names the call too.
+
+        Args:
+            text: a value of a call, or words of the agent.
+            words: those of the call's name.
+        """
         key = _plain(text).strip(" .,:!?")
         if not key or _has(self._asked, key):
             return ""
         is_plain = _PLAIN.fullmatch(text) is not None
-        found = next((one for one in self._results if _has(one.orders, key) or (not is_plain and _has(one.told, key))), None)
+
+        def has_said(one: _Result) -> bool:
+            is_free = is_plain and (one.is_kept or not any(_has(one.told, word) for word in words))
+            return _has(one.orders, key) or (not is_free and _has(one.told, key))
+
+        found = next(filter(has_said, self._results), None)
         return f"{FROM_TOOL}{found.tool}]" if found else ""
 
 

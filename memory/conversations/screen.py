@@ -127,7 +127,7 @@ class Screen:
             start: place of the first message whose steps are wanted.
             listed: name of a tool -> its arguments whose values are kept, since the tool's schema lists them.
         """
-        messages = self.learnable(messages)
+        start, messages = len(self.learnable(messages[:start])), self.learnable(messages)
         done = steps(messages, state_key, start=start)
         if not self.finds_instructions:
             return done

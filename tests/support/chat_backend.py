@@ -184,6 +184,11 @@ class FakeBackend:
             del self.kept[key]
         return {"deleted": len(gone), "tainted": [], "withdrawn": ["x"] if withdraw else []}
 
+    async def release(self, tenant: str, id: str) -> dict[str, Any]:
+        for scope in self.more.get("scopes", []):
+            scope.get("held", {}).pop(id, None)
+        return {"released": id}
+
     async def find_ids(self, tenant: str, user: str | None, older_than_days: float) -> list[str]:
         until = time.time() - 86_400 * older_than_days
         return [

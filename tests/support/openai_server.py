@@ -31,6 +31,8 @@ class Reply:
     """Answer no sooner than so many requests have come."""
     body: str | None = None
     """Sent as it is, in place of a proper answer."""
+    breaks_after: int | None = None
+    """Bytes of the body after which the connection breaks."""
     finish_reason: str = "stop"
     refusal: str | None = None
     """The provider's refusal; the reply then has no content."""
@@ -69,7 +71,8 @@ class OpenAIServer:
                 if reply.status == 429:
                     self.send_header("retry-after-ms", "1")
                 self.end_headers()
-                self.wfile.write(payload)
+                self.wfile.write(payload[: reply.breaks_after])
+                self.close_connection = reply.breaks_after is not None
 
             def log_message(self, *args: Any) -> None:
                 pass

@@ -55,6 +55,9 @@ class ChatBackend(Protocol):
     async def forget(self, tenant: str, ids: Sequence[str] | None, withdraw: bool = False) -> dict[str, Any]:
         """Delete exchanges, or all: `deleted` (how many), `tainted` (labels of versions that learned from them) and `withdrawn`."""
 
+    async def release(self, tenant: str, id: str) -> dict[str, Any]:
+        """Learn from an exchange after all that waits for a person: `released`, its id."""
+
     async def find_ids(self, tenant: str, user: str | None, older_than_days: float) -> list[str]:
         """Ids of exchanges: of an end user (None: of all), at least so many days old."""
 

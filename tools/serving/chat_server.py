@@ -206,6 +206,7 @@ def tenant_router(api: ChatApi, **more: Any) -> APIRouter:
     add("DELETE", "/v1/experiences", api.forget_all)
     add("GET", "/v1/experiences/{id}", api.experience)
     add("DELETE", "/v1/experiences/{id}", api.forget)
+    add("POST", "/v1/experiences/{id}/release", api.release)
     add("POST", "/v1/train", api.train, TrainBody, 202)
     add("GET", "/v1/adapters", api.adapters)
     add("POST", "/v1/adapters", api.create, AdapterBody, 201)

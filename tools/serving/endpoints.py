@@ -227,6 +227,11 @@ class ChatApi:
         _require_row(await self.backend.experience(tenant, id), f"no experience {id[:100]!r}", "response_not_found")
         return json_response(await self.backend.forget(tenant, [id]))
 
+    async def release(self, request: Request, id: str) -> Response:
+        tenant = request.state.tenant.name
+        _require_row(await self.backend.experience(tenant, id), f"no experience {id[:100]!r}", "response_not_found")
+        return json_response(await self.backend.release(tenant, id))
+
     async def forget_all(
         self,
         request: Request,

@@ -97,6 +97,38 @@ def test_no_user_holds_more_than_a_share_of_what_another_is_shown(method: str) -
         make(method, user="user_id", max_user_share=0)
 
 
+def test_no_user_holds_more_than_a_share_of_a_comparison_that_teaches_a_lesson() -> None:
+    agent, learner, _ = make("lessons", user="user_id", group_size=5)
+
+    def teach(user: str, count: int) -> None:
+        for number in range(count):
+            run = {"configurable": {**config(f"{user}-{number}")["configurable"], "user_id": user}}
+            agent.invoke({"messages": desk.ticket(4 * number)[0]}, run)
+            learner.feedback(f"{user}-{number}", reward=float(user[0] in "ac"), tenant="acme")
+        learner.learn(tenant="acme")
+
+    teach("eve", 12)
+    assert (learner.status(tenant="acme").studied, learner.status(tenant="acme").waiting) == (0, 12), (
+        "he alone is compared with nobody"
+    )
+    for count in (5, 10):
+        for user in ("ann", "bob", "cy", "dee"):
+            teach(f"{user}{count}", 1)
+        reflections = learner._memory(learner._labels({"tenant": "acme"})).conversations.reflections.all()
+        groups: dict[str, list[str]] = {}
+        for one in reflections:
+            groups.setdefault(one.note, []).append(one.thread.partition("-")[0])
+        assert len(reflections) == count
+        assert [users.count("eve") for users in groups.values()] == [1] * (count // 5)
+    versions = learner.versions(tenant="acme")
+    before = versions.at(versions.head)
+    assert before.lessons
+    learner.forget([one.thread for one in reflections if one.thread.startswith("eve")], tenant="acme")
+    assert not {one.id for one in versions.at(versions.head).lessons} & {one.id for one in before.lessons}, (
+        "all were in a comparison with him"
+    )
+
+
 def test_a_share_by_hand() -> None:
     """Of five wanted one each; imported and own ones are free; two users share nothing but halves."""
     assert within_share(["eve", "eve", "bob", "cy", "dee", "eve", "kim"], "ann", 0.25, 5) == [0, 2, 3, 4, 6]

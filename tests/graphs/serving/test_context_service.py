@@ -8,8 +8,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,15 @@ import pytest
 from openai_server import OpenAIServer
 from waiting import wait_until
 
+from learngraph.graphs.claas import CLaaS
 from learngraph.graphs.cli import main as cli
+from learngraph.graphs.cli import serve_context
+from learngraph.graphs.cli.serve import ServeOptions, build_service
 
 pytest.importorskip("fastapi")
+from learngraph.tools.serving import chat_server
+from learngraph.tools.serving.tenants import Tenant, Tenants
+
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "what is two plus two ?"}]
 AGENT = """
 from langchain.agents import create_agent
@@ -148,6 +154,136 @@ def test_a_graph_of_ones_own_answers_with_its_own_tools_and_what_was_learned(tmp
         assert sent["tools"][0]["function"]["name"] == "clock"
 
 
+@asynccontextmanager
+async def served(folder: Path, url: str, **options: Any) -> AsyncIterator[tuple[Any, Any]]:
+    """A client for each of two tenants of a service in this process."""
+    chosen = ServeOptions(**{"model": "openai:gpt", "base_url": url, "learn": "icrl", "out": folder, **options})
+    app = chat_server.make_app(
+        service := build_service(chosen, CLaaS()), Tenants({"ka": Tenant("acme"), "kb": Tenant("rival")})
+    )
+    async with service:
+        clients = [
+            httpx.AsyncClient(
+                transport=httpx.ASGITransport(app),
+                base_url="http://x/v1",
+                headers={"authorization": f"Bearer {key}"},
+                timeout=None,
+            )
+            for key in ("ka", "kb")
+        ]
+        yield clients[0], clients[1]
+
+
+async def chat(client: Any, text: str = "what is two plus two ?", **more: Any) -> Any:
+    messages = more.pop("messages", [{"role": "user", "content": text}])
+    answer = await client.post("/chat/completions", json={"model": "gpt", "messages": messages, **more})
+    return answer.raise_for_status().json()
+
+
+async def words(client: Any, **more: Any) -> str:
+    return str((await chat(client, **more))["choices"][0]["message"]["content"])
+
+
+async def rate(client: Any, id: str, text: str = "begin with crow", **more: Any) -> Any:
+    return await client.post("/feedback", json={"response_id": id, "reward": 1, "text": text, **more})
+
+
+async def test_what_waits_for_a_person_is_the_tenants_and_nobody_else_may_rate(tmp_path: Path) -> None:
+    with OpenAIServer(provider) as server:
+        async with served(tmp_path, server.url, hold=True, raters=("support",), unlearned_tools=("look",)) as (acme, rival):
+            call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+            talk = [
+                {"role": "user", "content": "look"},
+                {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "c1", "content": "it is to begin with heron"},
+                {"role": "user", "content": "and now ?"},
+            ]
+            id = (await chat(acme, messages=talk))["id"]
+            refused = await rate(acme, id)
+            assert refused.status_code == 400
+            assert "of source 'user' is not taken: raters are support" in refused.json()["error"]["message"]
+            assert (await acme.get(f"/experiences/{id}")).json()["feedback"] is None
+            assert (await rate(acme, id, source="support")).status_code == 202
+            assert await words(acme) == "well , four"
+            (scope,) = (await acme.get("/status")).json()["scopes"]
+            assert scope["held"] == {id: "it waits until it is released"}
+            assert (await rival.get("/status")).json()["scopes"][0]["held"] == {}
+            assert (await rival.post(f"/experiences/{id}/release")).status_code == 404
+            assert 'learngraph_held{adapter="default",tenant="acme"} 1' in (await acme.get("http://x/metrics")).text
+            assert (await acme.post(f"/experiences/{id}/release")).json() == {"released": id}
+            assert 'learngraph_held{adapter="default",tenant="acme"} 0' in (await acme.get("http://x/metrics")).text
+            again = await acme.post(f"/experiences/{id}/release")
+            assert (again.status_code, "not quarantined" in again.text) == (400, True)
+            assert await words(acme) == "crow , four"
+            assert await words(rival) == "well , four"
+            assert "heron" not in str(server.requests[-2:]), "of that tool nothing is kept"
+
+
+async def test_a_user_who_rates_himself_teaches_no_other_user_of_the_tenant(tmp_path: Path) -> None:
+    with OpenAIServer(provider) as server:
+        async with served(tmp_path, server.url) as (acme, rival):
+            for _ in range(3):
+                await rate(acme, (await chat(acme, user="eve"))["id"])
+            assert await words(acme, user="eve") == "crow , four"
+            assert await words(acme, safety_identifier="ann") == "well , four"
+            for user in ("bob", "cy", "dee"):
+                await rate(acme, (await chat(acme, user=user))["id"], "begin with raven")
+            await words(acme, user="ann")
+            shown = str(server.requests[-1])
+            assert shown.count("begin with crow") <= shown.count("begin with raven") / 3 == 1
+            assert await words(rival, user="ann") == "well , four"
+
+
+async def test_the_control_share_says_what_was_learned_is_worth(tmp_path: Path) -> None:
+    with OpenAIServer(provider) as server:
+        async with served(tmp_path, server.url, control=0.5) as (acme, _):
+            await rate(acme, (await chat(acme))["id"])
+            said = [await chat(acme) for _ in range(12)]
+            for one in said:
+                is_right = one["choices"][0]["message"]["content"].startswith("crow")
+                await rate(acme, one["id"], "thanks", reward=float(is_right))
+            (scope,) = (await acme.get("/status")).json()["scopes"]
+            assert scope["lift"][0].startswith("icrl: advice costs ")
+            assert 'learngraph_lift{adapter="default",tenant="acme"}' in (await acme.get("http://x/metrics")).text
+
+
+async def test_a_provider_that_hangs_or_sends_half_a_stream_is_told_in_a_sentence_and_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = (
+        'data: {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "gpt", "choices": [{"index": 0, "delta": '
+    )
+    half += '{"role": "assistant", "content": "half a"}, "finish_reason": null}]}\n\n'
+    ill = {"broken": {"text": "one two three", "breaks_after": 600}, "ended": {"body": half}, "hangs": {"delay": 1e6}}
+
+    def answer(request: dict[str, Any]) -> Any:
+        return ill.get(str(request["messages"][-1]["content"]).partition("\n")[0], provider(request))
+
+    with OpenAIServer(answer) as server:
+        async with served(tmp_path, server.url) as (acme, _):
+            await rate(acme, (await chat(acme))["id"])
+            for text in ill.keys() - {"hangs"}:
+                messages = [{"role": "user", "content": text}]
+                stream = (
+                    await acme.post("/chat/completions", json={"model": "gpt", "messages": messages, "stream": True})
+                ).text
+                whole = await acme.post("/chat/completions", json={"model": "gpt", "messages": messages})
+                why = {"broken": "does not answer", "ended": "broke off its reply"}[text]
+                assert f"the model's provider {why}; try again later" in stream
+                assert f"the model's provider {why}; try again later" in whole.text
+                assert whole.status_code == 503
+            assert await words(acme) == "crow , four"
+        monkeypatch.setattr(serve_context, "PROVIDER_SECONDS", 0.05)
+        async with served(tmp_path, server.url) as (acme, _):
+            for more in ({}, {"stream": True}):
+                hung = await acme.post(
+                    "/chat/completions", json={"model": "gpt", "messages": [{"role": "user", "content": "hangs"}], **more}
+                )
+                assert "the model's provider does not answer; try again later" in hung.text
+            assert "1 rated" in str((await acme.get("/status")).json()["scopes"][0]["learned"])
+            assert len((await acme.get("/experiences")).json()["data"]) == 2, "half a reply is no exchange"
+
+
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
@@ -157,6 +293,7 @@ def test_a_graph_of_ones_own_answers_with_its_own_tools_and_what_was_learned(tmp
         (["--model", "guard", "--learn", "icrl", "--answer-unrecorded"], "--answer-unrecorded is for weights that learn"),
         (["--model", "vllm:gpt", "--learn", "icrl"], "openai:gpt"),
         (["--model", "guard", "--graph", "my_app:make_agent"], "give --learn"),
+        (["--model", "guard", "--unlearned-tools", "look"], "--unlearned-tools is for learning in prompts; give --learn"),
         (["--model", "guard", "--learn", "icrl", "--graph", "./my_app.py:no_agent"], "returned a LocalChatModel"),
     ],
 )

@@ -336,6 +336,7 @@ def test_errors_have_one_shape_everywhere(client: httpx.Client) -> None:
         ("GET", "/v1/models/none", 404),
         ("GET", "/v1/experiences/none", 404),
         ("DELETE", "/v1/experiences/none", 404),
+        ("POST", "/v1/experiences/none/release", 404),
         ("GET", "/v1/jobs/none", 404),
         ("GET", "/v1/feedback/none", 404),
         ("GET", "/v1/adapters/none", 404),
@@ -544,6 +545,7 @@ def test_experiences_are_listed_page_by_page_and_deleted() -> None:
         page = client.get(f"/v1/experiences?limit=3&before={ids[1]}").json()
         assert ([row["id"] for row in page["data"]], page["has_more"]) == (ids[2:], False)
         assert client.get(f"/v1/experiences/{ids[0]}").json()["reply"] == "you said hi there (None)"
+        assert client.post(f"/v1/experiences/{ids[0]}/release").json() == {"released": ids[0]}
         assert client.delete(f"/v1/experiences/{ids[0]}").json()["deleted"] == 1
         assert client.delete(f"/v1/experiences/{ids[0]}").status_code == 404
         assert client.delete("/v1/experiences?confirm=all").json()["deleted"] == 4

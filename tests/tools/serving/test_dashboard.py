@@ -9,6 +9,8 @@ import httpx
 import pytest
 from waiting import PATIENCE, let_others_run
 
+from learngraph.memory.records import ChatRequest, Exchange, Reply
+
 pytest.importorskip("fastapi", reason="NOT TESTED: needs the extra [serve]")
 
 import browser
@@ -143,6 +145,13 @@ async def test_a_real_browser_shows_all_of_it_presses_buttons_and_runs_nobody_el
             await until(page, "document.body.innerText.includes('an old lesson')")
             more["exchanges"][2]["reply"] = "something new"
             await until(page, "document.body.innerText.includes('something new')")  # it brings itself up to date
+            asked = ChatRequest(({"role": "user", "content": "hold me"},))
+            backend.kept["acme", "held-1"] = Exchange("held-1", "acme", asked, Reply("held", (), (), ()), "base")
+            more["scopes"][0] |= {"learned": ["icrl: 1 rated"], "held": {"held-1": f"it waits {HOSTILE}"}}
+            await until(page, "document.body.innerText.includes('hold me')")
+            assert f"it waits {HOSTILE}" in await page.run("document.body.innerText")
+            await page.run("document.querySelector('button.release').click()")
+            await until(page, "!document.body.innerText.includes('hold me')")
             await page.run("document.querySelector('button.promote').click()")
             async with asyncio.timeout(PATIENCE):
                 while not backend.live:

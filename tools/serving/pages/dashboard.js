@@ -156,7 +156,9 @@ function Board({ leave }) {
       const name = wanted || nameOf(row.live) || (row.versions[0]?.name ?? "");
       let learned = [], trouble = "";
       if (name) await ask(`/experiences?limit=20&adapter=${encodeURIComponent(row.adapter)}&learned_by=${encodeURIComponent(name)}`).then((page) => { learned = page.data; }, (error) => { trouble = error.message; });
-      setFound({ status, row, name, learned, trouble, names: adapters.data.map((one) => one.adapter), last: last.data });
+      const waits = Object.entries(status.scopes.find((one) => one.adapter === row.adapter)?.held ?? {}).slice(-20).reverse();
+      const held = await Promise.all(waits.map(([id, why]) => ask(`/experiences/${encodeURIComponent(id)}`).then((item) => ({ item, why }), () => null)));
+      setFound({ held: held.filter(Boolean), status, row, name, learned, trouble, names: adapters.data.map((one) => one.adapter), last: last.data });
       document.title = `${status.tenant}/${row.adapter} · learngraph`;
     } catch (error) {
       if (error.status === 401 || error.status === 403) leave("Log in again.");
@@ -170,7 +172,8 @@ function Board({ leave }) {
   }, [chosen, wanted]);
   if (!found) return html`<p class="loading">${problem || "Loading …"}</p>`;
   const { status, row, name } = found, scope = status.scopes.find((one) => one.adapter === row.adapter) ?? {}, live = nameOf(row.live), used = status.usage;
-  const act = (what, body) => ask(`/adapters/${row.adapter}/${what}`, body).then(() => { setProblem(""); refresh(); }, (error) => setProblem(error.message));
+  const post = (path, body) => ask(path, body).then(() => { setProblem(""); refresh(); }, (error) => setProblem(error.message));
+  const act = (what, body) => post(`/adapters/${row.adapter}/${what}`, body);
   const tile = (title, value, note) => html`<div class="card"><span class="soft">${title}</span><b class="big">${value}</b><span class="soft">${note}</span></div>`;
   return html`<header><b class="brand">learngraph</b><span class="soft">${status.model} · ${status.tenant}</span><nav aria-label="adapters"><ul>${found.names.map((one) => html`<li><a href="#" aria-current=${one === row.adapter ? "page" : null} onClick=${(event) => { event.preventDefault(); setWanted(""); setChosen(one); }}>${one}</a></li>`)}</ul></nav><button onClick=${() => leave("")}>Log out</button></header>
     <main>${problem && html`<p role="alert" class="note bad">${problem}</p>`}
@@ -179,6 +182,8 @@ function Board({ leave }) {
       <div class="tiles">${tile("Live version", live || "base", row.canary ? `canary ${nameOf(row.canary)}` : "")}${tile("Gradient steps", scope.step ?? 0, `${scope.updates?.length ?? 0} shown below`)}
         ${tile("Learner", status.learner.state, status.learner.error || "no error")}${tile("Ready to learn from", scope.counts?.ready ?? 0, "exchanges with feedback")}
         ${tile("Replies under way", used.streams, `at most ${used.streams_at_once}`)}</div>
+      ${scope.learned && html`<h3>Learned in prompts</h3><div class="card scroll"><pre class="soft">${[...scope.learned, ...(scope.lift ?? [])].join("\n")}</pre></div>`}
+      ${found.held.length > 0 && html`<h3>Nothing is learned from these</h3><div class="tiles wide">${found.held.map(({ item, why }) => html`<div key=${item.id}><p class="note warn">${why} <button class="release" onClick=${() => post(`/experiences/${encodeURIComponent(item.id)}/release`, {})}>Learn from it</button></p><${Exchange} item=${item}/></div>`)}</div>`}
       <h3>Learning</h3>${(scope.held_up ?? []).map((one) => html`<p class=${`note ${["too few", "ahead"].includes(one.kind) ? "" : "warn"}`}>${one.why.slice(0, 1).toUpperCase()}${one.why.slice(1)}. <span class="soft">What would help: ${one.help}.</span></p>`)}
       <div class="tiles wide">${CURVES.map(([field, title, unit]) => html`<${Curve} key=${field} title=${title} unit=${unit} name=${field} rows=${(field === "reward" ? row.rewards : scope.updates) ?? []} axis=${field === "reward" ? "version" : "step"}/>`)}</div>
       <${Versions} row=${row} act=${act} learn=${setWanted}/>
