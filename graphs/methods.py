@@ -103,8 +103,6 @@ class Method:
     """True if finished episodes are kept in a store."""
     commit: Literal["best", "last"] = "best"
     """The attempt that a run ends with: the one with the highest reward that the method saw, or the last."""
-    stops_at_full_score: bool = False
-    """True if its episodes serve to find one good attempt: once one has the highest possible score, further ones are waste."""
     has_independent_attempts: bool = False
     """True if an episode makes no use of others: with a model behind an API they may be played at the same time."""
     runs_code: bool = False
@@ -147,7 +145,6 @@ METHODS: Mapping[str, Method] = {
         summary="shows the model its own attempts with their rewards, round after round",
         settings=icrl.ICRL,
         build=icrl.build,
-        stops_at_full_score=True,
     ),
     "adamem": Method(
         summary="recalls what was done in states like the present one, and writes a strategy from it on the spot",
@@ -200,7 +197,6 @@ METHODS: Mapping[str, Method] = {
         summary="independent attempts, the one with the highest reward wins",
         settings=best_of_n.BestOfN,
         build=best_of_n.build,
-        stops_at_full_score=True,
         has_independent_attempts=True,
     ),
     "self-refine": Method(
@@ -215,7 +211,6 @@ METHODS: Mapping[str, Method] = {
         settings=reflexion.Reflexion,
         build=reflexion.build,
         model_use="text",
-        stops_at_full_score=True,
     ),
     "synapse": Method(
         summary="shows whole earlier attempts at the task most like this one, the same at every step",

@@ -95,8 +95,6 @@ class AttemptInput(EpisodeInput):
 
     episodes: NotRequired[int]
     """The number of attempts that the run plays; not given: more may come."""
-    full_score: NotRequired[float | None]
-    """The return after which the run makes no further attempt; None or not given: there is no such return."""
 
 
 class StepPlace(EpisodePlace):

@@ -42,7 +42,7 @@ __all__ = ["run"]
 
 HEADINGS: Mapping[str, Sequence[str]] = {
     "options": ("env", "model", "seeds", "episodes", "compare", "judge", "out", "workers", "dry_run", "json"),
-    "world": ("split", "horizon", "reference", "stop_at_full_score", "max_run_tokens"),
+    "world": ("split", "horizon", "reference", "max_run_tokens"),
     "model": (
         *("prior", "policy", "policy_history_steps", "window", "prompts", "base_url", "request_timeout", "retries"),
         *("model_temperature", "max_tokens", "model_seed", "reasoning_effort", "extra_body"),

@@ -60,11 +60,11 @@ def score_within(result: SeedResult, budget: float, cost: Cost, kind: Kind = "ne
 
 def rounds_table(methods: Methods, most: int = 6) -> str:
     """A Markdown table of the running maximum after some rounds: 1, 2, 4, 8 … and the last that all runs have played."""
-    last = min(len(a.carried_scores) for seeds in methods for a in seeds)
+    last = min(len(a.scores) for seeds in methods for a in seeds)
     chosen = [*[2**n for n in range(last.bit_length()) if 2**n < last][: most - 1], last]
     lines = [["best so far after", *(plural(n, "round") for n in chosen)]]
     for seeds in methods:
-        highest = [[max(a.carried_scores[:n]) for a in seeds] for n in chosen]
+        highest = [[max(a.scores[:n]) for a in seeds] for n in chosen]
         lines.append([seeds[0].method, *(with_interval(mean(column), interval(column)) for column in highest)])
     return markdown_table(lines)
 

@@ -176,9 +176,9 @@ def draw_learning_curves(attempts: Methods, title: str, paths: Sequence[Path]) -
     """
     leads, optimum = _leads(attempts), mean([a.optimum for a in attempts[0]])
     panels: list[Callable[[Any], None]] = [
-        lambda axes: _draw_panel(axes, "score", attempts, lambda a: a.carried_scores, optimum),
+        lambda axes: _draw_panel(axes, "score", attempts, lambda a: a.scores, optimum),
         lambda axes: _draw_panel(axes, "steps per episode", attempts, lambda a: a.steps),
-        lambda axes: _draw_panel(axes, "best score so far", attempts, lambda a: [*accumulate(a.carried_scores, max)], optimum),
+        lambda axes: _draw_panel(axes, "best score so far", attempts, lambda a: [*accumulate(a.scores, max)], optimum),
     ]
     if leads:
         panels.insert(1, lambda axes: _draw_leads(axes, leads, attempts))
@@ -192,7 +192,7 @@ def draw_learning_curves(attempts: Methods, title: str, paths: Sequence[Path]) -
 
 
 def _is_short(attempts: Methods) -> bool:
-    return max(len(a.carried_scores) for seeds in attempts for a in seeds) <= MOST_RAW_EPISODES
+    return max(len(a.scores) for seeds in attempts for a in seeds) <= MOST_RAW_EPISODES
 
 
 def _known_returns(result: SeedResult) -> list[float]:
@@ -224,7 +224,7 @@ def _draw_panel(
         heights += draw_curve(
             axes, n, seeds[0].method, places, columns, band=len(attempts) == 1, mfc="white" if n else COLOURS[0], **look
         )
-    axes.set_xlim(0.8, max(2, *(len(a.carried_scores) for seeds in attempts for a in seeds)) + 0.2)
+    axes.set_xlim(0.8, max(2, *(len(a.scores) for seeds in attempts for a in seeds)) + 0.2)
     axes.set_xlabel("episode")
     if optimum is not None:
         axes.axhline(optimum, color="#444444", ls="--", lw=1, label=optimum_name(attempts[0]))

@@ -43,8 +43,8 @@ MOVING = ("base_url", "critic_base_url")
 """Settings of a folder that may change: a server moves, and its answers stay the same."""
 FIRST_DIGEST = "first_digest"
 """The name under which a folder keeps the digest of its first settings, once seeds or episodes were added."""
-NOT_KEPT = ("out", "workers", "engine", "concurrency", "json", "compare", "stop_at_full_score", *REQUEST_OPTIONS, *COST_OPTIONS)
-"""Options that no result depends on. A run that stopped at the full score goes on if it is asked for all episodes."""
+NOT_KEPT = ("out", "workers", "engine", "concurrency", "json", "compare", *REQUEST_OPTIONS, *COST_OPTIONS)
+"""Options that no result depends on."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,6 @@ class Job:
     """Namespace of the records within the memory."""
     checkpoints: str
     """SQLite file or Postgres URL of the checkpoints."""
-    stops_at_full_score: bool = False
-    """True if the run is over once an episode has earned the highest possible score."""
     attempts_at_once: int = 1
     """Episodes that are played at the same time; more than 1 only where none of them depends on another."""
 
@@ -131,7 +129,6 @@ class Sweep:
         if options.checkpoints:
             url = "://" in options.checkpoints
             checkpoints = options.checkpoints if url else str(Path(options.checkpoints) / f"{name}.sqlite")
-        sees_score = set(options.judge.split("+")) <= {"environment", "rule"}  # in a comparison all play the same number
         return Job(
             arm,
             options,
@@ -142,9 +139,6 @@ class Sweep:
             memory=where if arm.method.has_memory else "",
             namespace=namespace,
             checkpoints=checkpoints,
-            stops_at_full_score=(
-                options.stop_at_full_score and len(self.arms) == 1 and sees_score and arm.method.stops_at_full_score
-            ),
         )
 
 

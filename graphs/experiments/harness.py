@@ -164,9 +164,9 @@ def bank_overlap_warnings(arms: Iterable[Arm], played: Sequence[tuple[str, int |
 def _attempts_at_once(job: Job, most: int) -> int:
     """Number of a run's episodes that are played at the same time: one where a run may end before its last episode."""
     options = job.options
-    may_end_early = job.stops_at_full_score or options.max_run_tokens
-    is_limited = options.token_budget or options.dollar_budget  # attempts that it cuts would be paid again
-    return most if job.arm.method.has_independent_attempts and not (may_end_early or is_limited) else 1
+    # Attempts that a limit cuts would be paid again.
+    is_limited = options.max_run_tokens or options.token_budget or options.dollar_budget
+    return most if job.arm.method.has_independent_attempts and not is_limited else 1
 
 
 def runs_at_once(sweep: Sweep) -> int:

@@ -110,12 +110,12 @@ METRICS: Mapping[str, Metric] = {
     "final": Metric("Final", lambda run, _: run.scores[-1], about="Score of the run's last episode."),
     "last": Metric(
         "last",
-        lambda run, _: _last(run.carried_scores),
+        lambda run, _: _last(run.scores),
         about="Mean score over the last tenth of the episodes, at least three.",
     ),
     "last-of-optimum": Metric(
         "last / optimum",
-        lambda run, _: _last(run.carried_scores) / run.optimum if run.optimum > 0 else None,
+        lambda run, _: _last(run.scores) / run.optimum if run.optimum > 0 else None,
         ".2f",
         about="The same divided by the optimum, or by what the walkthrough scores within the step limit.",
     ),

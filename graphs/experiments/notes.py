@@ -26,7 +26,7 @@ def table_notes(table: ResultTable, *, costs: bool = False) -> list[str]:
         costs: whether the costs of each method are told.
     """
     arms = table.runs
-    lines = [*_early_ends(arms, table.episodes), *_exceeded(arms), *_bank_costs(arms), *_missing_rewards(arms)]
+    lines = [*_exceeded(arms), *_bank_costs(arms), *_missing_rewards(arms)]
     lines += [*_empty_look_ups(arms), *_unusable_replies(arms), *_trainings(arms)]
     return lines + (_costs(arms, table.prices) if costs else [])
 
@@ -49,20 +49,6 @@ def _causes(runs: Sequence[SeedResult]) -> str:
     """Why replies could not be used, as far as their server says so: ` (12 refused, 3 cut off)`."""
     counts = sum((Counter(run.causes) for run in runs), Counter())
     return f" ({', '.join(f'{count:,} {cause}' for cause, count in counts.items())})" if counts else ""
-
-
-def _early_ends(arms: Arms, episodes: int) -> list[str]:
-    """One line for each method with runs that ended after the full score: their means are over fewer episodes."""
-    lines = []
-    for arm, runs in arms.items():
-        if stopped := sum(bool(run.skipped) for run in runs):
-            played = sum(len(run.scores) for run in runs)
-            lines.append(
-                f"{arm} ended at the full score on {stopped} of {plural(len(runs), 'seed')}: {played} of {episodes * len(runs)} "
-                "episodes were played, and means are over those; curves, the last episodes and the best so far keep the full score from there on; "
-                "--no-stop-at-full-score plays the others"
-            )
-    return lines
 
 
 def _exceeded(arms: Arms) -> list[str]:

@@ -154,9 +154,6 @@ class RunOptions(ModelOptions):
     max_run_tokens: int = 0
     """Most tokens of model calls in each run; after that no further episode begins. 0: no limit. What reasoning-bank reads of a
     bank before the first attempt does not count; a line below the table says how much it is."""
-    stop_at_full_score: bool = True
-    """End a run of icrl, reflexion or best-of-n once an episode has earned the highest possible score, as far as it is known and the
-    method sees the world's own rewards. With --compare all methods play the same number of episodes all the same."""
     memory: str | None = None
     """Place of the memories: a directory (one memory per method and seed under it), a Chroma server's
     `http://host:port`, or `postgresql://user@host/database`; the run folder if not given."""

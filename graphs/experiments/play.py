@@ -110,7 +110,6 @@ def _play_job(job: Job) -> None:
     """Play a run from wherever it stands, and write its result."""
     from ...memory.storage.checkpoints import drop_inner_checkpoints
     from ...nodes.recorded_model import RecordedChatModel
-    from ..wiring.run import has_full_score
     from .training_free.options import LearningOptions
     from .training_free.play import learn_and_play
 
@@ -130,13 +129,11 @@ def _play_job(job: Job) -> None:
         graph = run_graph(job, environment, files, model, make_trainer)
         known = getattr(environment, "knows_optimum", lambda task: True)(task)
         optimum = environment.optimum(task)
-        highest = optimum if known else getattr(environment, "solved", None)  # a way that nobody knows may solve it
-        full_score = highest if job.stops_at_full_score else None
-        limits = {"episodes": job.options.episodes, "tokens": job.options.max_run_tokens, "full_score": full_score}
+        limits = {"episodes": job.options.episodes, "tokens": job.options.max_run_tokens}
         end = _play_to_end(graph, files, job, {"task": task, "run": job.run, "episode": 0, **limits}, limits, count_flops)
         found = {"method": job.arm.name, "seed": job.seed, "task": task.id, "task_seed": task.seed, "optimum": optimum}
         found |= {"solved": getattr(environment, "solved", None), "is_walkthrough": not known, "episodes": end["episode"]}
-        found |= {"answer": end["answer"], "tokens": end["spent"], "has_full_score": has_full_score(end)}
+        found |= {"answer": end["answer"], "tokens": end["spent"]}
         write_json(job.folder / "result.json", found)
         if Path(job.checkpoints).parent == job.folder:  # in a place of the user's they stay
             for path in job.folder.glob("*.jsonl"):
@@ -294,8 +291,7 @@ def _play_to_end(
     # and whose successor has not begun.
     _stream_episodes(graph, None if files.saver.get_tuple(config) else begin, config, job, files.times, count_flops)
     end = graph.get_state(config).values
-    stopped = end["episode"] < end["episodes"] and end.get("full_score") != limits["full_score"]
-    if end["episodes"] < limits["episodes"] or stopped:  # it was begun with fewer, or ended before: its end becomes a pause
+    if end["episodes"] < limits["episodes"]:  # it was begun with fewer: its end becomes a pause
         graph.update_state(config, limits, as_node="tally")
         _stream_episodes(graph, None, config, job, files.times, count_flops)
         end = graph.get_state(config).values

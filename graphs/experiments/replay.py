@@ -174,7 +174,7 @@ def _play_again(
     model = RecordedChatModel(record) if loads_model(job.arm, job.options) else None
     graph = run_graph(job, environment, files, model)
     task = environment.task(job.seed, job.options.split)
-    plan = {"task": task, "run": job.run, "episode": 0, "episodes": episodes, "tokens": 0, "full_score": None}
+    plan = {"task": task, "run": job.run, "episode": 0, "episodes": episodes, "tokens": 0}
     config: Any = {"configurable": {"thread_id": job.run}, "recursion_limit": 1_000_000}
     for update in graph.stream(plan, config, stream_mode="updates"):
         if "tally" in update:

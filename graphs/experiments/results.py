@@ -69,8 +69,6 @@ class SeedResult:
     """Remembered visits that all its look-ups found, where the method notes it."""
     hits_elsewhere: int = 0
     """Those that were made in other tasks."""
-    skipped: int = 0
-    """Episodes that the run left out, because an earlier one had earned the highest possible score."""
     unreadable: int = 0
     """Replies of the model that could not be used and were asked for again."""
     lost_steps: int = 0
@@ -91,11 +89,6 @@ class SeedResult:
     """Lessons of the library that the run learned before it played; None without a library."""
     work: RunWork | None = None
     """The work of its model; None if it is unknown."""
-
-    @property
-    def carried_scores(self) -> tuple[float, ...]:
-        """The score of each episode; one that was left out after the full score has the full score, since it was reached."""
-        return (*self.scores, *[max(self.scores, default=0.0)] * self.skipped)
 
 
 def final_count(episodes: int) -> int:
@@ -127,8 +120,7 @@ def is_finished(job: Job) -> bool:
     result, path = _result(job), job.folder / "episodes.jsonl"
     rows = read_rows(path) if path.exists() else []
     is_out_of_tokens = 0 < job.options.max_run_tokens <= result["tokens"]
-    has_enough = job.stops_at_full_score and result.get("has_full_score", False)
-    has_all = result["episodes"] >= job.options.episodes or is_out_of_tokens or has_enough
+    has_all = result["episodes"] >= job.options.episodes or is_out_of_tokens
     if not has_all or len(rows) != result["episodes"]:
         return False
     if (lost := read_steps(job.folder, rows).lost) is not None:
@@ -203,7 +195,6 @@ def read_result(job: Job) -> SeedResult:
         nearest_miss=found.nearest_miss,
         hits=found.hits,
         hits_elsewhere=found.hits_elsewhere,
-        skipped=job.options.episodes - len(rows) if job.stops_at_full_score and result.get("has_full_score", False) else 0,
         unreadable=sum(row.get("unreadable", 0) for row in rows),
         lost_steps=sum(row.get("lost_steps", 0) for row in rows),
         causes={

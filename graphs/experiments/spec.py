@@ -46,7 +46,7 @@ UNIFORM = "uniform"
 """The name of the model to which every admissible action is equally likely."""
 NO_MODEL = "no model"
 """The label under which methods that ask no model are played, once for all models."""
-HARNESS_OPTIONS = "env model prior compare out workers dry_run json memory checkpoints stop_at_full_score".split()  # noqa: SIM905
+HARNESS_OPTIONS = "env model prior compare out workers dry_run json memory checkpoints".split()  # noqa: SIM905
 """Options of `learngraph run` that a table cannot set: the file, the command or the model says them."""
 
 
@@ -315,8 +315,6 @@ def _sweep_options(spec: Spec, environment: Choice, model: Choice, processes: in
     if beyond := [name for name in values if name not in known]:
         kind = "while they play" if learns else "on other problems than they play, such as training-free-grpo"
         raise CommandError(f"{beyond[0]} is of methods that learn {kind}")
-    if not learns:
-        values["stop_at_full_score"] = False  # all methods of a table play the same number of episodes
     options = form(
         env=environment.name,
         model="pocket" if is_uniform else model.name,

@@ -238,12 +238,8 @@ def _totals(runs: Sequence[SeedResult]) -> dict[str, int]:
     """Counts over all runs of a method."""
     names = ("calls", "input_tokens", "output_tokens", "studied", "look_ups", "empty_look_ups", "unreadable", "lost_steps")
     unused = sum(max(0, run.tokens - run.episode_tokens) for run in runs if run.calls)
-    ends = {"unused_tokens": unused, "stopped": sum(bool(run.skipped) for run in runs)}
-    return (
-        {name: sum(getattr(run, name) for run in runs) for name in names}
-        | ends
-        | {"played": sum(len(run.scores) for run in runs)}
-    )
+    counts = {name: sum(getattr(run, name) for run in runs) for name in names}
+    return counts | {"unused_tokens": unused, "played": sum(len(run.scores) for run in runs)}
 
 
 def _estimate_object(one: ArmEstimate) -> dict[str, Any]:

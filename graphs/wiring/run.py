@@ -21,7 +21,6 @@ from typing_extensions import TypedDict
 from ...memory.errors import UserError
 from ...memory.records import Task, Usage
 from ...memory.storage.rows import Rows
-from ...nodes.act.episode import reaches_full_score
 from ...nodes.state import EpisodeResult
 from .flow import Node, compile_graph, wire
 
@@ -32,7 +31,6 @@ __all__ = [
     "RunState",
     "TallyEpisode",
     "build",
-    "has_full_score",
     "route_next_episode",
 ]
 
@@ -59,8 +57,6 @@ class RunInput(TypedDict):
     """The number of episodes to play."""
     tokens: NotRequired[int]
     """The budget of the run in tokens of model calls, 0 for none. No episode begins once it is used up."""
-    full_score: NotRequired[float | None]
-    """The return, as the method sees it, after which no episode begins: no attempt can earn more. None: all are played."""
 
 
 class RunSoFar(RunInput):
@@ -218,16 +214,10 @@ class CommitAttempt:
         return judged
 
 
-def has_full_score(state: RunSoFar) -> bool:
-    """True if an episode has earned what the run is to stop at."""
-    full_score = state.get("full_score")
-    return full_score is not None and any(reaches_full_score(value, full_score) for value in state["values"])
-
-
 def route_next_episode(state: RunSoFar) -> Literal["another", "enough"]:
-    """Router: is there another episode to play, are there tokens left for it, and is there more to earn?"""
+    """Router: is there another episode to play, and are there tokens left for it?"""
     limit = state.get("tokens", 0)
-    if (limit and state["spent"] >= limit) or has_full_score(state):
+    if limit and state["spent"] >= limit:
         return "enough"
     return "another" if state["episode"] < state["episodes"] else "enough"
 

@@ -25,7 +25,6 @@ __all__ = [
     "WorldWithoutVerdicts",
     "build_trajectory",
     "build_transition",
-    "reaches_full_score",
     "replay_actions",
     "route_episode_end",
     "takes_unlisted_actions",
@@ -243,11 +242,6 @@ def _to_plain_data(value: Any) -> Any:
 def route_episode_end(state: ObservationChannel) -> Literal["next step", "over"]:
     """Router: has the episode ended?"""
     return "over" if state["observation"].over else "next step"
-
-
-def reaches_full_score(earned: float | None, full_score: float | None) -> bool:
-    """True if a return, as the method sees it, is the highest possible one. False where one of the two is unknown."""
-    return earned is not None and full_score is not None and earned > full_score - 1e-6  # sums of rewards are rounded
 
 
 def replay_actions(environment: Environment, task: Task, actions: Sequence[str], run: str, episode: int = 0) -> Trajectory:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,7 +14,6 @@ from langchain_core.runnables import Runnable
 from ...memory.attempts.buffer import Buffer
 from ...memory.records import Trajectory
 from ...memory.storage.journal import Journal
-from ..act.episode import reaches_full_score
 from ..ask import Ask, BadReply, State
 from ..fence import escape_tags
 from ..prompt import Prompt
@@ -136,7 +134,6 @@ class JudgedAttempt(StepRewards, EpisodeNumber):
     """The rewards of an attempt, and whether the run makes another one."""
 
     episodes: NotRequired[int]
-    full_score: NotRequired[float | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,11 +149,7 @@ class NotesPart(PromptPart[ShownNotes]):
 
 def route_next_attempt(state: JudgedAttempt) -> Literal["another attempt", "last attempt"]:
     """Router: will another attempt of the run read a note on this one?"""
-    if 0 < state.get("episodes", 0) <= state["episode"] + 1:
-        return "last attempt"
-    known = [reward for reward in state["rewards"] if reward is not None]
-    earned = math.fsum(known) if len(known) == len(state["rewards"]) else None
-    return "last attempt" if reaches_full_score(earned, state.get("full_score")) else "another attempt"
+    return "last attempt" if 0 < state.get("episodes", 0) <= state["episode"] + 1 else "another attempt"
 
 
 def route_shared_attempt(state: JudgedAttempt) -> Literal["another attempt", "last attempt"]:

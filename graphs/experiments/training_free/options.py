@@ -86,7 +86,6 @@ class LearningOptions(RunOptions):
     judge: str = field(init=False, default="environment")
     reference: Path | None = field(init=False, default=None)
     max_run_tokens: int = field(init=False, default=0)
-    stop_at_full_score: bool = field(init=False, default=False)
     memory: str | None = field(init=False, default=None)
     checkpoints: str | None = field(init=False, default=None)
     model_temperature: float | None = field(init=False, default=None)

@@ -543,7 +543,6 @@ def test_options_of_the_file_the_environment_and_the_model(tmp_path: Path) -> No
         **{"short, uniform": (3, None, 0.0), "short, openai:me": (5, 7, 2.0), "short, no model": (3, None, 0.0)},
     }
     assert {(one.seeds, one.options.judge) for one in planned} == {(tuple(range(10)), "environment"), ((4, 9), "self")}
-    assert {one.options.stop_at_full_score for one in planned} == {False}
 
 
 def test_seeds_and_episodes_of_the_command_are_those_that_are_played(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from statistics import mean
 from typing import Any
 
-import pytest
-
 from learngraph.graphs.experiments import equal_cost
-from learngraph.graphs.experiments.measures import METRICS
 from learngraph.graphs.experiments.results import SeedResult
-from learngraph.nodes.cached_model import Prices
 from learngraph.nodes.evaluate.statistics import interval
 
 
@@ -68,17 +63,3 @@ def test_leads_are_over_the_seeds_that_both_have_played() -> None:
     ours = [result(s, [1.0], [10]) for s in (0, 1, 2)]
     theirs = [result(s, [0.0], [10], "react") for s in (1, 2, 5)]
     assert "+1 [+1, +1]" in equal_cost.equal_cost_table([ours, theirs])
-
-
-def test_a_seed_that_stopped_at_the_full_score_is_carried_forward() -> None:
-    """Six seeds of four episodes, of which the first ends without success: .5, .67, .67 and .83 of them have solved the task."""
-    played = [[0, 0, 0, 0], [0, 0, 0, 1], [0, 1], [1], [1], [1]]
-    runs = [
-        result(seed, list(map(float, scores)), [1] * len(scores), skipped=4 - len(scores)) for seed, scores in enumerate(played)
-    ]
-    assert [mean(column) for column in zip(*(run.carried_scores for run in runs), strict=True)] == pytest.approx(
-        [1 / 2, 2 / 3, 2 / 3, 5 / 6]
-    )
-    assert "0.833" in equal_cost.rounds_table([runs]).splitlines()[2].split("|")[-2]
-    assert [METRICS["last"].of(run, Prices()) for run in runs] == pytest.approx([0, 1 / 3, 1, 1, 1, 1])
-    assert METRICS["avg"].of(runs[2], Prices()) == 0.5
