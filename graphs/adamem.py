@@ -187,8 +187,6 @@ class AdaMEM:
     """`vote` of a model that scores actions: its best action is less probable than this. Ours."""
     stall_steps: int = 4
     """`stalled`: steps without progress."""
-    drift_threshold: float = 0.3
-    """`drift`: the least similarity to the state that the strategy was written for, in [0, 1]."""
 
     # The memory
     bank: str = field(default="", metadata=SHARED)
@@ -221,13 +219,10 @@ class AdaMEM:
         check_least(self, "adamem", followup_steps=0, temperature=0)
         if self.tuned and not re.fullmatch(r"(step|outcome)@[1-9]\d*", self.tuned):
             raise UserError(f"adamem: tuned is step@N or outcome@N, got {self.tuned!r}")
-        if self.mode == "high" and "drift" in self.triggers:
-            raise UserError("adamem: in mode high no strategy is kept to drift from; leave out the trigger drift")
         if self.mode == "no-precedents" and self.author == "rule":
             raise UserError("adamem: the rule writes from precedents, and mode no-precedents has none; use author=model")
-        for name in ("min_confidence", "drift_threshold"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"adamem: {name} is from 0 to 1, got {getattr(self, name)}")
+        if not 0 <= self.min_confidence <= 1:
+            raise UserError(f"adamem: min_confidence is from 0 to 1, got {self.min_confidence}")
 
     preset_temperatures: ClassVar[Mapping[str, float]] = {"paper-low": 0.7, "paper-high": 0.7}  # the paper's, of its model
 
@@ -348,7 +343,6 @@ def deciding_nodes(
             triggers=settings.triggers,
             min_confidence=settings.min_confidence,
             stall_steps=settings.stall_steps,
-            min_key_similarity=settings.drift_threshold,
         ),
         "recollect": Recollect(
             *places,

@@ -250,8 +250,6 @@ class Strategy:
     """The precedents it was written from, `<trajectory id>/<step>`; empty: none (such strategies do harm, AdaMEM shows)."""
     step: int = 0
     """t at which it was written."""
-    key: str = ""
-    """phi(s_t), the key of the state it was written for."""
     author: str = "model"
     """The writer: `model`, or `rule` (`RecallStrategy`)."""
 

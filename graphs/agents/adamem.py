@@ -216,7 +216,7 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
         if not self._warned_of_votes:
             self._warned_of_votes = True
             LOG.warning(
-                "%s: %s takes no tools, so it cannot vote on asking memory; use mode max, or other triggers (stalled, repeated, drift)",
+                "%s: %s takes no tools, so it cannot vote on asking memory; use mode max, or other triggers (stalled, repeated)",
                 self.method,
                 type(request.model).__name__,
             )
@@ -334,7 +334,6 @@ def _check(settings: AdaMEM) -> None:
         "author=rule repeats the arguments of other conversations: take model": settings.author != "model",
         "bank: import its trajectories into the store": bool(settings.bank),
         "embedder: give similarity=CosineSimilarity(...)": bool(settings.embedder),
-        "trigger subgoal: conversations have no rewards on the way": "subgoal" in settings.triggers,
     }
     if found := [text for text, is_wrong in wrong.items() if is_wrong]:
         raise UserError(f"AdaMEMMiddleware cannot use these settings: {'; '.join(found)}")

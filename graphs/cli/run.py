@@ -48,7 +48,7 @@ HEADINGS: Mapping[str, Sequence[str]] = {
         *("model_temperature", "max_tokens", "model_seed", "reasoning_effort", "extra_body"),
     ),
     "learning before playing": (
-        *("test_problems", "test_rollouts", "test_env", "test_temperature", "splits", "same_problems", "curve"),
+        *("test_problems", "test_rollouts", "test_env", "test_temperature", "curve"),
         *("critic", "critic_temperature", "critic_base_url", "tools", "corpus", "tool_turns"),
     ),
     "output": ("memory", "checkpoints"),

@@ -9,8 +9,6 @@ last strategy was written (or since its start). Each is a pure function; `CheckT
 | `stalled` | the last `stall_steps` steps earned nothing and showed no new state |
 | `repeated` | the present state was seen before |
 | `refused` | the world did not understand the last action, or the drafted one is not admissible |
-| `drift` | the key of the present state is less similar than `min_key_similarity` to that of the strategy |
-| `subgoal` | the last step earned something, so the next ones need other advice (only in worlds with rewards on the way) |
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, NotRequired
 
 from ...memory.records import Candidate, Transition
-from ...memory.search.similarity import jaccard, shingles
 from ...memory.storage.journal import Journal
 from ..act.episode import Environment, takes_unlisted_actions
 from ..state import (
@@ -32,11 +29,11 @@ from ..state import (
     StrategyChannel,
     TaskChannel,
 )
-from .recollect import PrecedentMemory, key_of
+from .recollect import PrecedentMemory
 
 __all__ = ["REASONS", "CheckTriggers", "DraftedAction", "Trigger", "route_memory_request"]
 
-Trigger = Literal["vote", "stalled", "repeated", "refused", "drift", "subgoal"]
+Trigger = Literal["vote", "stalled", "repeated", "refused"]
 
 
 REASONS: Mapping[Trigger, str] = {
@@ -44,8 +41,6 @@ REASONS: Mapping[Trigger, str] = {
     "stalled": "its last steps earned nothing and led to nothing new",
     "repeated": "it was in this situation before",
     "refused": "the world did not understand its last action, or does not list the one that it drafted",
-    "drift": "the situation has little in common with the one that the strategy was written for",
-    "subgoal": "its last step earned something, so that something else is due now",
 }
 """Trigger -> the reason for asking memory, in words for prompts."""
 
@@ -98,8 +93,6 @@ class CheckTriggers:
     """Least probability of the best action (`vote`, for a model that scores actions)."""
     stall_steps: int = 4
     """Number of steps (`stalled`)."""
-    min_key_similarity: float = 0.3
-    """Least Jaccard similarity of the two keys' words, pairs and triples (`drift`), in [0, 1]."""
 
     def __call__(self, state: DraftedAction) -> DraftAndReasons:
         return {"tentative": state["action"], "reasons": [name for name in self.triggers if self._fires(name, state)]}
@@ -112,8 +105,6 @@ class CheckTriggers:
             ),
             "repeated": lambda state: is_repeated(self._since(state), self.environment.abstract(state["observation"])),
             "refused": self._is_refused,
-            "drift": self._has_drifted,
-            "subgoal": lambda state: any((step.reward or 0.0) > 0 for step in self._since(state)[-1:]),
         }
         return tests[name](state)
 
@@ -130,13 +121,6 @@ class CheckTriggers:
         shown, refused = state["observation"], getattr(self.environment, "is_refused", None)
         listed = not shown.actions or state["action"] in shown.actions
         return (refused is not None and refused(shown)) or not (listed or takes_unlisted_actions(self.environment))
-
-    def _has_drifted(self, state: DraftedAction) -> bool:
-        strategy = state["strategy"]
-        if strategy is None:
-            return False
-        here = key_of(self.memory, self.environment, self.journal, state)
-        return jaccard(set(shingles(strategy.key)), set(shingles(here))) < self.min_key_similarity
 
 
 def route_memory_request(state: ReasonsChannel) -> Literal["go on", "ask memory"]:

@@ -23,7 +23,7 @@ from ..ask import Ask, BadReply, text
 from ..prompt import Prompt
 from ..read_reply import Unreadable, answer_text
 from ..retrieve.attempts import ContextError, EpisodePrompt, Layout, PromptPart, fit_steps
-from ..retrieve.recollect import Excerpts, PrecedentMemory, key_of, without_zero_rewards
+from ..retrieve.recollect import Excerpts, PrecedentMemory, without_zero_rewards
 from ..retrieve.triggers import REASONS, Trigger
 from ..state import (
     HeadChannel,
@@ -166,11 +166,10 @@ class StrategyWriter:
     def state_update(self, state: StrategyInputs, advice: str, reply: str, author: Literal["model", "rule"]) -> NewStrategy:
         """The channels that a new strategy changes."""
         sources = tuple(f"{p.trajectory}/{p.step}" for p in state["precedents"])
-        key = key_of(self.memory, self.environment, self.journal, state)
         asked = [(message.type, text(message)) for message in self.messages(state)]
         declined = [p.trajectory for p in state["precedents"]] if author == "model" and not advice else []
         return {
-            "strategy": Strategy(advice, sources, state["step"], key, author) if advice else None,
+            "strategy": Strategy(advice, sources, state["step"], author) if advice else None,
             "written": state["step"],
             "declined": [*state.get("declined", ()), *declined],
             "synthesis": {"prompt": asked, "reply": reply},

@@ -201,13 +201,6 @@ def test_a_malformed_decision_counts_as_no_and_is_counted(bank: str) -> None:
     assert out["usage"].malformed == sum(n % 3 != 2 for n in range(len(rows)))
 
 
-def test_what_triggers_say_counts_like_a_vote(bank: str) -> None:
-    chat = Chat(vote=lambda n: "no")
-    _, rows = play(AdaMEM(mode="high", bank=bank, triggers=("vote", "subgoal")), chat)
-    paid = [False, *(bool(row["reward"]) for row in rows[:-1])]
-    assert [row["reasons"] for row in rows] == [["subgoal"] if one else [] for one in paid]
-
-
 def test_the_rule_writes_without_a_call_and_says_that_it_is_one(bank: str) -> None:
     chat = Chat(vote=lambda n: "yes")
     out, rows = play(AdaMEM(mode="high", bank=bank, author="rule"), chat)
@@ -351,7 +344,6 @@ def test_modes_are_separate_graphs_and_presets_name_them() -> None:
         ({"k": 0}, "k is at least 1"),
         ({"drift_threshold": 2.0}, "drift_threshold is from 0 to 1"),
         ({"mode": "no-precedents", "author": "rule"}, "the rule writes from precedents"),
-        ({"mode": "high", "triggers": ("drift",)}, "no strategy is kept"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said: str) -> None:

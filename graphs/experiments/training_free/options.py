@@ -37,8 +37,8 @@ class LearningOptions(RunOptions):
 
     env: str = "toy"
     """The environment: `toy`, `math`, `twx:GAME` … (see `learngraph list`). In the toy a problem is a variant of
-    the seed's task: the same hidden rules in another order. In other environments problems are tasks of --splits, and no two seeds
-    share one."""
+    the seed's task: the same hidden rules in another order. In other environments problems are tasks of the folds train, dev (held out)
+    and test (unseen), and no two seeds share one."""
     compare: tuple[str, ...] = ()
     """The methods that it is compared with: `METHOD`, or with other settings `METHOD?SETTING=VALUE`, on the same unseen problems.
     Controls: `training-free-grpo?arm=empty` (no lessons), `training-free-grpo?arm=random` (or `shuffled`, or `self-generated`). Other
@@ -56,11 +56,6 @@ class LearningOptions(RunOptions):
     """Rollouts of each of them, for the mean and Pass@k. The paper has 32."""
     test_env: str | None = None
     """The environment of the unseen problems, if not --env: `math?file=PATH`."""
-    splits: str = "train,dev,test"
-    """The folds of the world's tasks that are learned on, held out, and unseen. They may be the same: `dev,dev,dev` takes different
-    tasks of one fold for each, where folds have nothing in common that could be learned."""
-    same_problems: bool = False
-    """Give every seed the same problems, where there are few: then seeds differ in their draws alone."""
     curve: bool = False
     """Play the unseen problems with the library of every learning step, too. It takes as many rollouts again for each."""
     tools: str = ""
@@ -104,8 +99,6 @@ class LearningOptions(RunOptions):
                 raise CommandError(f"--{name.replace('_', '-')} is at least {low:g}, got {value:g}")
         if wrong := [tool for tool in self.tool_names if tool not in TOOL_NAMES]:
             raise CommandError(f"--tools is {', '.join(TOOL_NAMES)}, or several of them joined by commas; got {wrong[0]!r}")
-        if len(self.folds) != 3 or not {"train", "dev", "test"}.issuperset(self.folds):
-            raise CommandError(f"--splits names three of train, dev and test, such as train,dev,test; got {self.splits!r}")
         if self.tool_turns is not None and not self.tool_names:
             raise CommandError(f"--tool-turns {self.tool_turns} is for models with tools, and none are given (--tools python)")
         if self.corpus is not None and not {"search", "page"}.intersection(self.tool_names):
@@ -118,11 +111,6 @@ class LearningOptions(RunOptions):
     def tool_names(self) -> tuple[str, ...]:
         """The names of the tools, in the order given."""
         return tuple(name.strip() for name in self.tools.split(",") if name.strip())
-
-    @property
-    def folds(self) -> tuple[str, ...]:
-        """The splits of the problems that are learned on, held out, and unseen."""
-        return tuple(name.strip() for name in self.splits.split(","))
 
     @property
     def has_prices(self) -> bool:
@@ -193,11 +181,10 @@ def problem_split(options: LearningOptions, seed: int) -> ProblemSplit:
     counts = (*options.sizes, options.test_problems)
     environment = shared_environment(options.env, options.horizon)
     tested = environment if options.test_env is None else shared_environment(options.test_env, options.horizon)
-    at = 0 if options.same_problems else seed
     if hasattr(environment, "variant") and tested is environment:
-        return _variants(environment, at, counts)
-    worlds = (environment, environment, tested)
-    found = ProblemSplit(*(_tasks(worlds, options.folds, counts, at, part) for part in range(3)))
+        return _variants(environment, seed, counts)
+    parts = zip((environment, environment, tested), ("train", "dev", "test"), counts, _SIZE_FLAGS, strict=True)
+    found = ProblemSplit(*(_tasks(world, fold, count, seed, flag) for world, fold, count, flag in parts))
     _check_distinct(environment, found)
     return found
 
@@ -217,14 +204,12 @@ def _variants(environment: Any, seed: int, counts: Sequence[int]) -> ProblemSpli
     return ProblemSplit(*(tuple(some(count)) for count in counts))
 
 
-def _tasks(worlds: Sequence[Any], folds: Sequence[str], counts: Sequence[int], seed: int, part: int) -> tuple[Task, ...]:
-    """The problems of a seed for a part of its split: numbers of the fold that no other part and no other seed has.
+def _tasks(world: Any, fold: str, count: int, seed: int, flag: str) -> tuple[Task, ...]:
+    """The problems of a seed from a fold: numbers that no other seed has.
 
     Where the fold has an end they are a random draw from it, the same in every run; where it has none, they come in its order.
     """
-    world, fold, count = worlds[part], folds[part], counts[part]
-    alike = [n for n in range(3) if worlds[n] is world and folds[n] == fold]
-    first = seed * sum(counts[n] for n in alike) + sum(counts[n] for n in alike if n < part)
+    first = seed * count
     size = world.size(fold) if hasattr(world, "size") else 0
     order = list(range(max(size, first + count)))
     if first + count <= size:
@@ -234,7 +219,7 @@ def _tasks(worlds: Sequence[Any], folds: Sequence[str], counts: Sequence[int], s
     except UserError as error:
         raise UserError(
             f"{world.name}: seed {seed} is to have {count} tasks of {fold} from number {first} on, and there are not so many "
-            f"({error}); ask for fewer ({_SIZE_FLAGS[part]}) or fewer seeds, or give --same-problems"
+            f"({error}); ask for fewer ({flag}) or fewer seeds"
         ) from error
 
 

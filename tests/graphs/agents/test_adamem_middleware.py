@@ -223,7 +223,6 @@ def test_a_model_that_takes_no_tools_cannot_vote_and_answers_all_the_same(caplog
         ({"author": "rule"}, "repeats the arguments of other conversations"),
         ({"bank": "bank.jsonl"}, "import its trajectories"),
         ({"embedder": "minilm"}, "give similarity="),
-        ({"triggers": ("vote", "subgoal")}, "no rewards on the way"),
     ],
 )
 def test_settings_that_mean_nothing_in_conversations_are_refused(settings: dict[str, Any], says: str) -> None:

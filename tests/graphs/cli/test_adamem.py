@@ -28,7 +28,7 @@ WORLD = KeywordKeep()
 GOLD = WORLD.gold(WORLD.task(3, "train"))
 """The walkthrough of nine steps, which pays 10."""
 WRITTEN = {
-    "strategy": {"text": "z", "sources": [], "step": 2, "key": "k", "author": "model"},
+    "strategy": {"text": "z", "sources": [], "step": 2, "author": "model"},
     "synthesis": {"prompt": [["system", "Advise."], ["human", "Strategy:"]], "reply": "so: z"},
 }
 """The fields of a step at which a strategy was written."""

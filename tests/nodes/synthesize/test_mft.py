@@ -155,7 +155,7 @@ def row(id: str, action: str, tentative: str, advice: str | None = None) -> dict
     made: dict[str, Any] = {"id": id, "action": action, "task": "keep-train-0", "tentative": tentative}
     if advice is None:
         return made | {"strategy": None, "synthesis": None}
-    strategy = {"text": advice, "sources": ["gold/0/1"], "step": 0, "key": "k", "author": "model"}
+    strategy = {"text": advice, "sources": ["gold/0/1"], "step": 0, "author": "model"}
     synthesis = {"prompt": [["system", "Advise."], ["human", "Task: t\nStrategy:"]], "reply": f"Strategy: {advice}"}
     return made | {"strategy": strategy if advice else None, "synthesis": synthesis}
 

@@ -358,11 +358,6 @@ def situation(journal: Journal, *steps: Transition, **more: Any) -> Any:
         ("stalled", {}, False),
         ("stalled", {"observation": Observation("a")}, False),
         ("refused", {"observation": Observation("here")}, False),  # nothing is listed: any action may be admissible
-        ("subgoal", {}, True),
-        ("subgoal", {"written": 2}, False),  # nothing was done since
-        ("drift", {}, False),
-        ("drift", {"strategy": Strategy("x", key="reach the exit\nhere")}, False),
-        ("drift", {"strategy": Strategy("x", key="put a mug on the desk\na kitchen")}, True),
     ],
 )
 def test_each_trigger_asks_for_its_own_reason(trigger: Any, more: dict[str, Any], asked: bool) -> None:
@@ -375,8 +370,8 @@ def test_each_trigger_asks_for_its_own_reason(trigger: Any, more: dict[str, Any]
 def test_triggers_work_together() -> None:
     journal = Journal()
     state = situation(journal, step("a"), step("b", reward=1.0), observation=Observation("a", ("x",)), action="y")
-    decide = CheckTriggers(Bank(), World(), journal, ("vote", "repeated", "refused", "subgoal"))
-    assert decide(state)["reasons"] == ["repeated", "refused", "subgoal"]
+    decide = CheckTriggers(Bank(), World(), journal, ("vote", "repeated", "refused"))
+    assert decide(state)["reasons"] == ["repeated", "refused"]
 
 
 def test_nothing_alike_leads_to_the_plain_action() -> None:
