@@ -3,7 +3,7 @@
     search_tool("passages.jsonl", k=3)     # a JSON object per line, with `text`, and `title` and `url` if they are known
     search_tool("pages/")                  # a folder of pages: .html, .md and .txt
     search_tool()                          # the passages of `hotpot`
-    web_search_tool()                      # Tavily with TAVILY_API_KEY, else SerpAPI with SERPAPI_API_KEY
+    web_search_tool()                      # Tavily, with TAVILY_API_KEY
 
 The local search (`environments/support/ranking.py`) is deterministic on every machine and needs `bm25s` (the extra `[worlds]`). The web
 search sends the model's queries to the service whose key is set; its results change from day to day.
@@ -147,40 +147,24 @@ def _cut(text: str) -> str:
 
 
 def web_search_tool(k: int = 5) -> BaseTool:
-    """A tool that searches the web and takes a query, through LangChain's packages. Making the tool sends nothing.
+    """A tool that searches the web and takes a query, through LangChain's package. Making the tool sends nothing.
 
     Args:
         k: results in an answer, at least 1.
 
     Raises:
-        SearchError: no key is set, or its package is missing; the message names the keys and packages.
+        SearchError: no key is set, or its package is missing; the message names both.
     """
     if k < 1:
         raise SearchError(f"web search: k is at least 1, got {k}")
-    if os.environ.get("TAVILY_API_KEY"):
-        tavily = _package("langchain_tavily", "langchain-tavily", "TAVILY_API_KEY")
-        return tavily.TavilySearch(max_results=k)  # type: ignore[no-any-return]
-    if os.environ.get("SERPAPI_API_KEY"):
-        community = _package("langchain_community.utilities", "langchain-community", "SERPAPI_API_KEY")
-        _package("serpapi", "google-search-results", "SERPAPI_API_KEY")
-        service = community.SerpAPIWrapper(params={"engine": "google", "num": k})
-
-        def search(query: str) -> str:
-            return str(service.run(query))
-
-        async def asearch(query: str) -> str:
-            return str(await service.arun(query))
-
-        about = "Searches the web and returns what was found for the query."
-        return StructuredTool.from_function(search, asearch, name="web_search", description=about)
-    raise SearchError(
-        "web search: no key is set; set TAVILY_API_KEY (package langchain-tavily) or SERPAPI_API_KEY (packages "
-        "langchain-community and google-search-results), or search local passages (search_tool)"
-    )
-
-
-def _package(module: str, package: str, key: str) -> Any:
+    if not os.environ.get("TAVILY_API_KEY"):
+        raise SearchError(
+            "web search: no key is set; set TAVILY_API_KEY (package langchain-tavily), or search local passages (search_tool)"
+        )
     try:
-        return import_module(module)
+        tavily = import_module("langchain_tavily")
     except ImportError as cause:
-        raise SearchError(f"web search: {key} is set, but its package is missing: pip install {package}") from cause
+        raise SearchError(
+            "web search: TAVILY_API_KEY is set, but its package is missing: pip install langchain-tavily"
+        ) from cause
+    return tavily.TavilySearch(max_results=k)  # type: ignore[no-any-return]

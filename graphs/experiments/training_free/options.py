@@ -60,7 +60,7 @@ class LearningOptions(RunOptions):
     """Play the unseen problems with the library of every learning step, too. It takes as many rollouts again for each."""
     tools: str = ""
     """Tools that a model may call while it works on a problem with one written answer, joined by commas: `python`, `search` (of
-    --corpus, offline), `web` (with TAVILY_API_KEY or SERPAPI_API_KEY), `page` (reads a page of --corpus; with `web`, of the web too)."""
+    --corpus, offline), `web` (with TAVILY_API_KEY), `page` (reads a page of --corpus; with `web`, of the web too)."""
     corpus: Path | None = None
     """The passages that the tools `search` and `page` find: a JSONL file with `text`, `title` and `url`, or a folder of pages; those of
     `hotpot` if not given."""

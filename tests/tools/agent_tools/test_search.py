@@ -6,7 +6,6 @@ import json
 import os
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -114,12 +113,11 @@ def test_no_file_no_passages_and_no_k(tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    for key in ("TAVILY_API_KEY", "SERPAPI_API_KEY"):
-        monkeypatch.delenv(key, raising=False)
+    monkeypatch.delenv("TAVILY_API_KEY", raising=False)
 
 
 def test_without_a_key_it_says_what_would_do() -> None:
-    with pytest.raises(UserError, match=r"TAVILY_API_KEY \(package langchain-tavily\) or SERPAPI_API_KEY"):
+    with pytest.raises(UserError, match=r"set TAVILY_API_KEY \(package langchain-tavily\)"):
         web_search_tool()
     with pytest.raises(UserError, match="k is at least 1"):
         web_search_tool(0)
@@ -130,37 +128,14 @@ def test_with_a_key_and_no_package_it_names_the_package(monkeypatch: pytest.Monk
         raise ImportError(name)
 
     monkeypatch.setattr(module, "import_module", missing)
-    monkeypatch.setenv("SERPAPI_API_KEY", "k")
-    with pytest.raises(UserError, match="SERPAPI_API_KEY is set, but its package is missing: pip install langchain-community"):
-        web_search_tool()
     monkeypatch.setenv("TAVILY_API_KEY", "k")
     with pytest.raises(UserError, match="TAVILY_API_KEY is set, but its package is missing: pip install langchain-tavily"):
         web_search_tool()
 
 
-def test_tavily_is_taken_if_its_key_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tool_is_tavilys(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("langchain_tavily", reason="NOT TESTED: no langchain-tavily")
     monkeypatch.setenv("TAVILY_API_KEY", "tvly-test")
-    monkeypatch.setenv("SERPAPI_API_KEY", "k")
     tool = web_search_tool(4)
     assert (tool.name, tool.max_results) == ("tavily_search", 4)  # type: ignore[attr-defined]
     assert "query" in tool.args
-
-
-async def test_serp_api_is_asked_through_langchain(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Wrapper:
-        def __init__(self, params: dict[str, Any]) -> None:
-            self.params = params
-
-        def run(self, query: str) -> str:
-            return f"{query} {self.params['num']}"
-
-        async def arun(self, query: str) -> str:
-            return f"{query} async"
-
-    monkeypatch.setenv("SERPAPI_API_KEY", "k")
-    monkeypatch.setattr(module, "import_module", lambda name: SimpleNamespace(SerpAPIWrapper=Wrapper))
-    tool = web_search_tool(7)
-    assert tool.name == "web_search"
-    assert tool.invoke({"query": "q"}) == "q 7"
-    assert await tool.ainvoke({"query": "q"}) == "q async"
