@@ -18,7 +18,7 @@ from itertools import accumulate
 
 from ...memory.records import Usage
 from ...nodes.cached_model import Prices
-from ...nodes.evaluate.statistics import Interval, bootstrap_interval, interval, mean
+from ...nodes.evaluate.statistics import Interval, interval, mean
 from .results import SeedResult, final_count, last_episodes
 
 __all__ = ["METRICS", "RUN_METRICS", "ArmEstimate", "Metric"]
@@ -259,8 +259,6 @@ class ArmEstimate:
     """Mean over the runs that have a number; None without any."""
     by_t: Interval | None
     """95 % interval of the mean by Student's t; None for fewer than two runs."""
-    by_bootstrap: Interval | None
-    """The same by the bootstrap (scipy's BCa, or its percentiles where that is undefined)."""
 
     @property
     def missing(self) -> int:
@@ -274,8 +272,8 @@ def measure(name: str, runs: Sequence[SeedResult], prices: Prices) -> dict[int, 
 
 
 def estimate(values: Mapping[int, float | None]) -> ArmEstimate:
-    """Mean and 95 % intervals of a metric over runs, given by seed."""
+    """Mean and 95 % interval of a metric over runs, given by seed."""
     known = [value for value in values.values() if value is not None]
     if not known:
-        return ArmEstimate(values, None, None, None)
-    return ArmEstimate(values, mean(known), interval(known), bootstrap_interval(known))
+        return ArmEstimate(values, None, None)
+    return ArmEstimate(values, mean(known), interval(known))

@@ -11,7 +11,7 @@ from typing import Any
 from ...memory.display import format_number, markdown_table, with_interval
 from ...memory.errors import plural
 from ...nodes.cached_model import Prices
-from ...nodes.evaluate.statistics import Interval, PairedTest, mean, paired_test
+from ...nodes.evaluate.statistics import PairedTest, mean, paired_test
 from .measures import METRICS, RUN_METRICS, USUAL_METRICS, ArmEstimate, estimate, first_success, measure, metric_head
 from .results import SeedResult, optimum_name
 
@@ -126,7 +126,7 @@ def paired_table(table: ResultTable) -> Rows:
     """A row for each method that is compared with `against`: differences over seeds, intervals, p values."""
     last = metric_head("last", table.episodes)
     head = [
-        *(f"{table.against} minus", "seeds", "mean score, by t", "by bootstrap", "p (permutation)", "p (Wilcoxon)"),
+        *(f"{table.against} minus", "seeds", "mean score, by t", "p (permutation)"),
         *(f"{last}, by t", "p (permutation)", "won / lost / tied", "says"),
     ]
     rows = []
@@ -134,8 +134,8 @@ def paired_table(table: ResultTable) -> Rows:
         final = table.tests["last"][arm]
         rows.append(
             [
-                *(arm, str(len(avg.differences)), avg.as_text(), _band(avg.by_bootstrap)),
-                *(_p(avg.permutation_p), _p(avg.wilcoxon_p), final.as_text(), _p(final.permutation_p)),
+                *(arm, str(len(avg.differences)), avg.as_text(), _p(avg.permutation_p)),
+                *(final.as_text(), _p(final.permutation_p)),
                 *(f"{avg.wins} / {avg.losses} / {avg.ties}", avg.verdict() or "–"),
             ]
         )
@@ -183,10 +183,6 @@ def _overview_cell(table: ResultTable, arm: str) -> str:
         return scores
     mark = {"behind": " (behind)", "not told apart": " ="}.get(test.verdict(), "")
     return f"{scores}; {test.as_text()}{mark}"
-
-
-def _band(band: Interval | None) -> str:
-    return "–" if band is None else f"[{band[0]:+.3g}, {band[1]:+.3g}]"
 
 
 def _p(value: float | None) -> str:
@@ -243,12 +239,12 @@ def _totals(runs: Sequence[SeedResult]) -> dict[str, int]:
 
 
 def _estimate_object(one: ArmEstimate) -> dict[str, Any]:
-    return {"mean": one.mean, "by_t": one.by_t, "by_bootstrap": one.by_bootstrap, "values": dict(one.values)}
+    return {"mean": one.mean, "by_t": one.by_t, "values": dict(one.values)}
 
 
 def _test_object(test: PairedTest) -> dict[str, Any]:
     return {
-        **{"mean": test.mean, "by_t": test.by_t, "by_bootstrap": test.by_bootstrap, "permutation_p": test.permutation_p},
-        **{"wilcoxon_p": test.wilcoxon_p, "wins": test.wins, "losses": test.losses, "ties": test.ties},
+        **{"mean": test.mean, "by_t": test.by_t, "permutation_p": test.permutation_p},
+        **{"wins": test.wins, "losses": test.losses, "ties": test.ties},
         **{"verdict": test.verdict(), "differences": dict(test.differences)},
     }

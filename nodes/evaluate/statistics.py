@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Interval", "PairedTest", "bootstrap_interval", "interval", "mean", "paired_test"]
+__all__ = ["Interval", "PairedTest", "interval", "mean", "paired_test"]
 
 Interval = tuple[float, float]
 """The lower and the upper end of a confidence interval."""
 DRAWS = 10_000
-"""Resamples of a bootstrap and of a permutation test; with up to 13 seeds the test counts all sign changes."""
+"""Resamples of a permutation test; with up to 13 seeds it counts all sign changes."""
 _SAME = 1e-9
 
 
@@ -38,25 +38,6 @@ def interval(numbers: Sequence[float], level: float = 0.95) -> Interval | None:
     return middle - half, middle + half
 
 
-def bootstrap_interval(values: Sequence[float]) -> Interval | None:
-    """The 95 % bootstrap interval of the mean; None for fewer than two values. The same values give the same interval."""
-    import numpy as np
-    from scipy.stats import bootstrap  # type: ignore[import-untyped]
-
-    if len(values) < 2:
-        return None
-    if max(values) - min(values) <= _SAME:  # BCa divides by their variation
-        return values[0], values[0]
-    data = (np.asarray(values, dtype=float),)
-    for method in ("BCa", "percentile"):
-        with np.errstate(all="ignore"):
-            found = bootstrap(data, np.mean, n_resamples=DRAWS, method=method, rng=np.random.default_rng(0), vectorized=True)
-        low, high = map(float, found.confidence_interval)
-        if math.isfinite(low) and math.isfinite(high):
-            return low, high
-    return None
-
-
 @dataclass(frozen=True)
 class PairedTest:
     """The difference of two methods in one metric, paired by seed: first minus second."""
@@ -66,12 +47,8 @@ class PairedTest:
     mean: float
     by_t: Interval | None
     """95 % interval of the mean difference by Student's t; None with a single seed."""
-    by_bootstrap: Interval | None
-    """The same by the bootstrap."""
     permutation_p: float | None
     """Two-sided p value of a paired permutation test (sign changes); None with a single seed."""
-    wilcoxon_p: float | None
-    """Two-sided p value of Wilcoxon's signed-rank test; None with a single seed."""
     wins: int
     """Number of seeds with a positive difference."""
     losses: int
@@ -105,27 +82,24 @@ def paired_test(first: Mapping[int, float | None], second: Mapping[int, float | 
     if not found:
         return None
     deltas = [0.0 if abs(delta) <= _SAME else delta for delta in found.values()]
-    permutation, wilcoxon = _p_values(deltas)
     return PairedTest(
         found,
         mean(deltas),
         interval(deltas),
-        bootstrap_interval(deltas),
-        permutation,
-        wilcoxon,
+        _permutation_p(deltas),
         wins=sum(delta > 0 for delta in deltas),
         losses=sum(delta < 0 for delta in deltas),
     )
 
 
-def _p_values(deltas: Sequence[float]) -> tuple[float | None, float | None]:
-    """The p values of the permutation test and of Wilcoxon's."""
+def _permutation_p(deltas: Sequence[float]) -> float | None:
+    """The p value of the permutation test."""
     if len(deltas) < 2:
-        return None, None
+        return None
     if not any(deltas):
-        return 1.0, 1.0
+        return 1.0
     import numpy as np
-    from scipy.stats import permutation_test, wilcoxon
+    from scipy.stats import permutation_test  # type: ignore[import-untyped]
 
     def middle(sample: Any, axis: int) -> Any:
         return np.mean(sample, axis=axis)
@@ -134,4 +108,4 @@ def _p_values(deltas: Sequence[float]) -> tuple[float | None, float | None]:
     test = permutation_test(
         (data,), middle, permutation_type="samples", n_resamples=DRAWS, vectorized=True, rng=np.random.default_rng(0)
     )
-    return float(test.pvalue), float(wilcoxon(data, zero_method="zsplit").pvalue)
+    return float(test.pvalue)

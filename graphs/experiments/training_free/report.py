@@ -8,7 +8,7 @@ from typing import Any
 
 from ....memory.display import format_number, markdown_table, with_interval
 from ....memory.records import Usage
-from ....nodes.evaluate.statistics import bootstrap_interval, interval, mean, paired_test
+from ....nodes.evaluate.statistics import interval, mean, paired_test
 from ..costs import CACHE, ledger_usage
 from ..figures import draw_curve, save_figure, score_axes
 from ..folder import Sweep
@@ -39,7 +39,7 @@ def learning_report(one: Sweep, table: ResultTable) -> tuple[list[str], list[str
     parts = []
     if table.runs:
         parts += [
-            "unseen problems, one by one, a problem that several seeds played counting once; [95 % over problems, by bootstrap]",
+            "unseen problems, one by one, a problem that several seeds played counting once; [95 % over problems, by Student's t]",
             markdown_table(problem_table(table.runs, table.against)),
         ]
     for label, seeds in learned.items():
@@ -99,9 +99,9 @@ def problem_table(arms: Mapping[str, Sequence[SeedResult]], against: str) -> lis
     for label, values in means.items():
         test = paired_test(means[against], values) if label != against and against in means else None
         lead = "–" if test is None else f"{test.mean:+.3g}"
-        if test is not None and test.by_bootstrap is not None:
-            lead += f" [{test.by_bootstrap[0]:+.3g}, {test.by_bootstrap[1]:+.3g}]"
-        score = with_interval(mean([*values.values()]), bootstrap_interval([*values.values()]))
+        if test is not None and test.by_t is not None:
+            lead += f" [{test.by_t[0]:+.3g}, {test.by_t[1]:+.3g}]"
+        score = with_interval(mean([*values.values()]), interval([*values.values()]))
         counts = "–" if test is None else f"{test.wins} / {test.losses} / {test.ties}"
         rows.append([label, str(len(values)), score, lead, counts])
     return rows
