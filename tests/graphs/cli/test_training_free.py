@@ -569,11 +569,11 @@ def test_a_finished_library_is_played_as_it_is_on_another_world(here: Path, sums
 
 def test_problems_are_a_draw_from_the_fold_that_no_other_seed_shares(here: Path, sums: str) -> None:
     world = run_inputs.shared_environment("math?file=sums.jsonl", None)
-    drawn = [options._tasks((world,) * 3, ("train", "dev", "test"), (3, 1, 1), seed, 0) for seed in (0, 1)]
+    drawn = [options._tasks(world, "train", 3, seed, "--problems") for seed in (0, 1)]
     numbers = [[int(task.id.rpartition("-")[2]) for task in tasks] for tasks in drawn]
     assert len({*numbers[0], *numbers[1]}) == 6
     assert numbers[0] != [0, 1, 2]
-    assert drawn[0] == options._tasks((world,) * 3, ("train", "dev", "test"), (3, 1, 1), 0, 0)
+    assert drawn[0] == options._tasks(world, "train", 3, 0, "--problems")
 
 
 def test_a_library_may_be_the_folder_of_a_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
