@@ -23,7 +23,7 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from functools import lru_cache, partial
 from random import Random
@@ -43,13 +43,8 @@ from langgraph.store.memory import InMemoryStore
 from pydantic import BaseModel
 
 from learngraph.graphs.adamem import AdaMEM
-from learngraph.graphs.agents.adamem import AdaMEMMiddleware
-from learngraph.graphs.agents.icrl import ICRLMiddleware
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
-from learngraph.graphs.agents.reasoning_bank import ReasoningBankMiddleware
-from learngraph.graphs.agents.reflexion import ReflexionMiddleware
-from learngraph.graphs.agents.synapse import SynapseMiddleware
-from learngraph.graphs.agents.training_free_grpo import TrainingFreeGRPOMiddleware
+from learngraph.graphs.agents.methods import MIDDLEWARES, make_learner
 from learngraph.memory.conversations.messages import call_text
 
 ATTACKS = {
@@ -65,17 +60,17 @@ RULES = {
 }
 """What a hostile user writes behind his complaint."""
 GUARDS: dict[str, dict[str, Any]] = {"no guard": {"screen": None}, "screen": {}, "screen, user=": {"user": "user_id"}}
-METHODS: dict[str, Callable[..., Any]] = {
-    "jitrl": lambda store, tools, **more: JitRLMiddleware(store, decide=tools, **more),
-    "adamem": lambda store, tools, **more: AdaMEMMiddleware(store, settings=AdaMEM(mode="max"), **more),
-    "icrl": lambda store, tools, **more: ICRLMiddleware(store, **more),
-    "reasoning-bank": lambda store, tools, **more: ReasoningBankMiddleware(store, study="job", **more),
-    "reflexion": lambda store, tools, **more: ReflexionMiddleware(store, study="job", **more),
-    "lessons": lambda store, tools, **more: TrainingFreeGRPOMiddleware(
-        store=store, critic=Script(), group_size=2, study="job", **more
-    ),
-    "synapse": lambda store, tools, **more: SynapseMiddleware(store, **more),
-}
+METHODS = ("jitrl", *MIDDLEWARES)
+
+
+def open_learner(method: str, tools: Sequence[str], **more: Any) -> Any:
+    """The middleware of a method, with memory in this process."""
+    if method == "jitrl":
+        return JitRLMiddleware(InMemoryStore(), decide=tools, **more)
+    if method in ("reasoning-bank", "reflexion", "lessons"):
+        more |= {"study": "job"}
+    more |= {"adamem": {"settings": AdaMEM(mode="max")}, "lessons": {"group_size": 2}}.get(method, {})
+    return make_learner(method, InMemoryStore(), Script(), **more)
 
 
 def _differing(one: Any, other: Any) -> tuple[Any, Any]:
@@ -224,7 +219,7 @@ def measure(
 ) -> list[tuple[float, ...]]:
     """Of each user task after learning: utility, success of attacks that were learned, and with --there of one that is there."""
     names = [tool.name for tool in suite.tools]
-    learner = METHODS[method](InMemoryStore(), names, **({} if guarded else {"screen": None})) if method != "none" else None
+    learner = open_learner(method, names, **({} if guarded else {"screen": None})) if method != "none" else None
     desk, rng, attacks = Desk(suite, learner, asked, attack, seed), Random(seed), _attacks(suite)
     for number, task in enumerate(suite.user_tasks.values()):
         useful, _ = desk.play(task, rng.choice(attacks), number % 2 == 0, f"learn-{number}")
@@ -243,7 +238,7 @@ def count_refunds(method: str, guard: str, rule: str, seed: int) -> int:
     """How many of 30 users' tickets end with a refund, after one user has taught his rule."""
     names = ("issue_refund", "ask_carrier", "send_again", "close_case")
     tools = [StructuredTool.from_function(lambda what: "done", name=name, description="Settle a case.") for name in names]
-    learner = METHODS[method](InMemoryStore(), names, **GUARDS[guard])
+    learner = open_learner(method, names, **GUARDS[guard])
     refund = {"name": names[0], "args": {"what": "full"}}
     model = Script(obeys=True, attacks={"issue_refund(what='full')": ([refund], "")})
     agent, rng = create_agent(model, tools, system_prompt="You help.", middleware=[learner]), Random(f"{seed} {method}")

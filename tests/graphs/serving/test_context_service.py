@@ -62,18 +62,29 @@ def provider(request: dict[str, Any]) -> Any:
 
 
 @contextmanager
-def service(folder: Path, url: str, *flags: str, method: str = "reasoning-bank") -> Iterator[tuple[Any, Any]]:
+def service(folder: Path, url: str) -> Iterator[tuple[Any, Any]]:
     """A client for each of two tenants; the process ends as kill -9 ends it."""
     keys, log = folder / "keys.yaml", folder / "log"
     keys.write_text("acme: {keys: [ka]}\nrival: {keys: [kb]}\n")
-    command = [sys.executable, "-m", "learngraph", "serve", "--model", "openai:gpt", "--base-url", url, "--learn", method]
-    command += ["--keys", str(keys), "--out", str(folder / "out"), "--port", "0", *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "learngraph",
+        "serve",
+        "--model",
+        "openai:gpt",
+        "--base-url",
+        url,
+        "--learn",
+        "reasoning-bank",
+    ]
+    command += ["--keys", str(keys), "--out", str(folder / "out"), "--port", "0"]
     with log.open("w") as errors:
         process = subprocess.Popen(command, stderr=errors, cwd=folder)
     try:
         wait_until(lambda: " at http" in log.read_text() or process.poll() is not None)
         assert process.poll() is None, log.read_text()
-        base = log.read_text().split(" at ")[1].split("/v1,")[0]
+        base = re.split(" at |/v1", log.read_text())[1]
         headers = [{"authorization": f"Bearer {key}"} for key in ("ka", "kb")]
         clients = [httpx.Client(base_url=base, headers=one, timeout=120) for one in headers]
         yield clients[0], clients[1]
@@ -82,20 +93,19 @@ def service(folder: Path, url: str, *flags: str, method: str = "reasoning-bank")
         process.wait()
 
 
-def ask(client: httpx.Client, text: str = "", **more: Any) -> httpx.Response:
-    messages = [*MESSAGES[:-1], {"role": "user", "content": text}] if text else MESSAGES
-    return client.post("/v1/chat/completions", json={"model": "gpt", "messages": messages, **more})
+def post(client: httpx.Client, **more: Any) -> httpx.Response:
+    return client.post("/v1/chat/completions", json={"model": "gpt", "messages": MESSAGES, **more}).raise_for_status()
 
 
 def said(client: httpx.Client) -> str:
-    return str(ask(client).raise_for_status().json()["choices"][0]["message"]["content"])
+    return str(post(client).json()["choices"][0]["message"]["content"])
 
 
 @pytest.mark.slow
 def test_a_tenant_is_learned_from_alone_and_a_kill_loses_no_feedback(tmp_path: Path) -> None:
     with OpenAIServer(provider) as server:
         with service(tmp_path, server.url) as (acme, rival):
-            first = ask(acme).json()
+            first = post(acme).json()
             assert first["choices"][0]["message"]["content"] == "well , four"
             assert first["usage"]["completion_tokens"] == 3
             body = {"response_id": first["id"], "reward": -1, "text": "begin with raven"}
@@ -105,7 +115,7 @@ def test_a_tenant_is_learned_from_alone_and_a_kill_loses_no_feedback(tmp_path: P
         with service(tmp_path, server.url) as (acme, rival):
             wait_until(lambda: said(acme) == "raven , four")  # the critic studies once the agent is at work
             assert said(rival) == "well , four"
-            stream = ask(acme, stream=True).text
+            stream = post(acme, stream=True).text
             chunks = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")]
             pieces = [choice["delta"].get("content") for chunk in chunks for choice in chunk["choices"]]
             assert "".join(filter(None, pieces)) == "raven , four"
@@ -116,42 +126,6 @@ def test_a_tenant_is_learned_from_alone_and_a_kill_loses_no_feedback(tmp_path: P
             assert "1 lesson" in str(acme.get("/v1/status").json()["scopes"][0]["learned"])
             assert acme.delete("/v1/experiences?confirm=all").json()["deleted"] > 1
             assert said(acme) == "well , four"
-
-
-@pytest.mark.slow
-def test_a_provider_that_fails_is_told_in_a_sentence_without_its_address(tmp_path: Path) -> None:
-    with OpenAIServer(provider) as server, service(tmp_path, server.url, method="icrl") as (acme, _):
-        found = {text: ask(acme, text) for text in ("500", "401", "400")}
-        assert {text: answer.status_code for text, answer in found.items()} == {"500": 503, "401": 503, "400": 400}
-        told = {text: answer.json()["error"]["message"] for text, answer in found.items()}
-        assert told["500"] == "the model's provider does not answer; try again later"
-        assert told["401"] == "the model's provider refuses this service's key; try again later"
-        assert "secret words" in told["400"]  # the client's own request is at fault
-        assert not any(server.url in message for message in told.values())
-        assert ask(acme, logprobs=True).status_code == 400
-        assert acme.post("/v1/train", json={}).status_code == 400
-        tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
-        asked = len(server.requests)
-        reply = ask(acme, "look", tools=[tool], temperature=0.5).raise_for_status().json()["choices"][0]
-        (sent,) = server.requests[asked:]  # the client makes the call, and the agent asks no more
-        assert (sent["tools"][0]["function"]["name"], sent["temperature"]) == ("look", 0.5)
-        assert (reply["finish_reason"], reply["message"]["tool_calls"][0]["function"]["name"]) == ("tool_calls", "look")
-
-
-@pytest.mark.slow
-def test_a_graph_of_ones_own_answers_with_its_own_tools_and_what_was_learned(tmp_path: Path) -> None:
-    (tmp_path / "my_app.py").write_text(AGENT)
-    with (
-        OpenAIServer(provider) as server,
-        service(tmp_path, server.url, "--graph", "my_app:make_agent", method="icrl") as (acme, _),
-    ):
-        body = {"response_id": ask(acme).json()["id"], "reward": 1, "text": "begin with raven"}
-        acme.post("/v1/feedback", json=body).raise_for_status()
-        assert said(acme) == "raven , four"
-        sent = server.requests[-1]
-        (system,) = [message["content"] for message in sent["messages"] if message["role"] == "system"]
-        assert system.startswith("You are Otto.\n\nBe brief.")
-        assert sent["tools"][0]["function"]["name"] == "clock"
 
 
 @asynccontextmanager
@@ -174,10 +148,13 @@ async def served(folder: Path, url: str, **options: Any) -> AsyncIterator[tuple[
         yield clients[0], clients[1]
 
 
-async def chat(client: Any, text: str = "what is two plus two ?", **more: Any) -> Any:
-    messages = more.pop("messages", [{"role": "user", "content": text}])
-    answer = await client.post("/chat/completions", json={"model": "gpt", "messages": messages, **more})
-    return answer.raise_for_status().json()
+async def ask(client: Any, text: str = "what is two plus two ?", **more: Any) -> Any:
+    messages = [{"role": "user", "content": text}]
+    return await client.post("/chat/completions", json={"model": "gpt", "messages": messages, **more})
+
+
+async def chat(client: Any, *text: str, **more: Any) -> Any:
+    return (await ask(client, *text, **more)).raise_for_status().json()
 
 
 async def words(client: Any, **more: Any) -> str:
@@ -186,6 +163,40 @@ async def words(client: Any, **more: Any) -> str:
 
 async def rate(client: Any, id: str, text: str = "begin with crow", **more: Any) -> Any:
     return await client.post("/feedback", json={"response_id": id, "reward": 1, "text": text, **more})
+
+
+async def test_a_provider_that_fails_is_told_in_a_sentence_without_its_address(tmp_path: Path) -> None:
+    with OpenAIServer(provider) as server:
+        async with served(tmp_path, server.url) as (acme, _):
+            found = {text: await ask(acme, text) for text in ("500", "401", "400")}
+            assert {text: answer.status_code for text, answer in found.items()} == {"500": 503, "401": 503, "400": 400}
+            told = {text: answer.json()["error"]["message"] for text, answer in found.items()}
+            assert told["500"] == "the model's provider does not answer; try again later"
+            assert told["401"] == "the model's provider refuses this service's key; try again later"
+            assert "secret words" in told["400"]  # the client's own request is at fault
+            assert not any(server.url in message for message in told.values())
+            assert (await ask(acme, logprobs=True)).status_code == 400
+            assert (await acme.post("/train", json={})).status_code == 400
+            tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+            asked = len(server.requests)
+            reply = (await chat(acme, "look", tools=[tool], temperature=0.5))["choices"][0]
+            (sent,) = server.requests[asked:]  # the client makes the call, and the agent asks no more
+            assert (sent["tools"][0]["function"]["name"], sent["temperature"]) == ("look", 0.5)
+            assert (reply["finish_reason"], reply["message"]["tool_calls"][0]["function"]["name"]) == ("tool_calls", "look")
+
+
+async def test_a_graph_of_ones_own_answers_with_its_own_tools_and_what_was_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my_app.py").write_text(AGENT)
+    with OpenAIServer(provider) as server:
+        async with served(tmp_path, server.url, graph="./my_app.py:make_agent") as (acme, _):
+            await rate(acme, (await chat(acme, messages=MESSAGES))["id"])
+            assert await words(acme, messages=MESSAGES) == "crow , four"
+        (system,) = [message["content"] for message in server.requests[-1]["messages"] if message["role"] == "system"]
+        assert system.startswith("You are Otto.\n\nBe brief.")
+        assert server.requests[-1]["tools"][0]["function"]["name"] == "clock"
 
 
 async def test_what_waits_for_a_person_is_the_tenants_and_nobody_else_may_rate(tmp_path: Path) -> None:
@@ -276,10 +287,7 @@ async def test_a_provider_that_hangs_or_sends_half_a_stream_is_told_in_a_sentenc
         monkeypatch.setattr(serve_context, "PROVIDER_SECONDS", 0.05)
         async with served(tmp_path, server.url) as (acme, _):
             for more in ({}, {"stream": True}):
-                hung = await acme.post(
-                    "/chat/completions", json={"model": "gpt", "messages": [{"role": "user", "content": "hangs"}], **more}
-                )
-                assert "the model's provider does not answer; try again later" in hung.text
+                assert "the model's provider does not answer; try again later" in (await ask(acme, "hangs", **more)).text
             assert "1 rated" in str((await acme.get("/status")).json()["scopes"][0]["learned"])
             assert len((await acme.get("/experiences")).json()["data"]) == 2, "half a reply is no exchange"
 
