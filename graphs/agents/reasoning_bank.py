@@ -119,7 +119,7 @@ class ReasoningBankMiddleware(CriticMiddleware[Lessons]):
         """Put the lessons of a conversation into the library, in place of the former ones."""
         source = bank_source(trajectory.id)
         lessons = reflection.lessons if reflection else ()
-        content.add(lessons or self._extractor.lessons((), [self._outcome(trajectory)], source))
+        content.add(lessons or self._extractor.lessons((), self._outcome(trajectory), source))
 
     def advise(self, request: ModelRequest[Any], place: Place, content: Lessons) -> Consultation:
         """Call the model with the lessons."""

@@ -3,8 +3,7 @@
 After an attempt the model writes down at most three items of advice. It is asked in one way if the attempt succeeded and in
 another if it failed. The items join the library; nothing in it is merged or deleted. Before an attempt, all that was learned on the
 most similar task is looked up once and stands in every prompt. There are two sources, alone or together: the run's own attempts
-(`online`), and a bank of trajectories that is read once before the first attempt (`bank`). With `group_size` above 1 the attempts at
-a task are compared with each other, and at most five items come from the comparison.
+(`online`), and a bank of trajectories that is read once before the first attempt (`bank`).
 
     pool       find a trajectory of the bank that was not read yet
     study      trajectory -> items; one call each, never twice
@@ -12,7 +11,7 @@ a task are compared with each other, and at most five items come from the compar
     consult    look up the lessons learned on the k most similar tasks
     judge      r_t of every step
     verdict    success or failure: by the return, or a model's opinion with its reason
-    extract    one attempt, or several compared -> items
+    extract    the attempt -> items
     keep       the items join the library
     remember   the attempt joins the memory
 """
@@ -80,9 +79,6 @@ class ReasoningBank(MemorySettings):
     """The unit of k: `tasks`, with all that was learned on them (paper), or `items` (AdaMEM's comparison)."""
     max_items: int = 3
     """Items from one attempt at most. Paper: 3."""
-    group_size: int = 1
-    """Attempts at a task that are compared with each other; nothing is learned in between. 1: each attempt by itself. Paper: 1,
-    and 3 to 5 when scaling."""
     verdict: Literal["return", "model"] = "return"
     """The source of success or failure: the return, or a model that sees no reward, in a call of its own (paper)."""
     success_threshold: float | None = field(default=None, metadata=SHARED)
@@ -99,7 +95,7 @@ class ReasoningBank(MemorySettings):
 
     def __post_init__(self) -> None:
         check_literals(self, "reasoning-bank")
-        check_least(self, "reasoning-bank", k=1, max_items=1, group_size=1, max_state_chars=1)
+        check_least(self, "reasoning-bank", k=1, max_items=1, max_state_chars=1)
         check_least(self, "reasoning-bank", max_memory_tokens=0, temperature=0)
 
     @classmethod
@@ -177,13 +173,13 @@ def build(
         "propose": inputs.acting_policy(view, THINK_THEN_ACT),
         "judge": inputs.judge_node(),
         "verdict": judge_success,
-        "extract": extract(model, extractor, buffer, inputs.journal, again, rollouts=settings.group_size),
+        "extract": extract(model, extractor, inputs.journal, again),
         "keep": AddLessons(lessons),
         "remember": Push(buffer, inputs.environment, inputs.journal),
     }
     routers: dict[str, Router] = {
         "pool": route_unread,
-        "verdict": RouteExtraction(settings.group_size, settings.online),
+        "verdict": RouteExtraction(settings.online),
     }
     return episode_graph("reasoning-bank", FLOW, nodes, routers, state=ReasoningBankState, **compile)
 

@@ -25,7 +25,6 @@ from langchain_core.runnables import Runnable
 from langchain_core.runnables.utils import Input, Output
 from typing_extensions import TypedDict
 
-from ...memory.attempts.buffer import Buffer
 from ...memory.lessons.by_task import Lessons
 from ...memory.records import Lesson, Trajectory, Usage
 from ...memory.storage.journal import Journal
@@ -118,7 +117,7 @@ def route_unread(state: ReadingChannel) -> Literal["unread", "all read"]:
 
 def extractor_prompts(overrides: Path | None = None) -> dict[str, Prompt]:
     """The prompts for lessons, by the outcome of the attempts (`line`: for a model that writes only a line)."""
-    names = ("success", "failure", "attempt", "contrast", "line")
+    names = ("success", "failure", "attempt", "line")
     return {name: Prompt.load(f"reasoning_bank/{name}", overrides) for name in names}
 
 
@@ -129,7 +128,7 @@ Item = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class LessonExtractor:
-    """The prompts for lessons from attempts, and the reader of their replies."""
+    """The prompts for lessons from an attempt, and the reader of their replies."""
 
     sheet: AttemptSheet
     environment: Environment
@@ -137,57 +136,51 @@ class LessonExtractor:
     """See `extractor_prompts`."""
     max_items: int = 3
     """Greatest number of lessons from one attempt."""
-    max_contrast_items: int = 5
-    """Greatest number of lessons from several attempts."""
     line_only: bool = False
     """True for a model that writes only a line: the line is one lesson, without a title."""
     agent: str = ""
-    """The instructions and tools of the agent that made the attempts, where it is known."""
+    """The instructions and tools of the agent that made the attempt, where it is known."""
 
     @property
     def reply_schema(self) -> Mapping[str, Any] | None:
         """The JSON schema of a reply; None for a line."""
         return None if self.line_only else reply_schema(items=LESSONS)
 
-    def messages(self, attempts: Sequence[AttemptOutcome]) -> list[BaseMessage]:
-        """The messages: by the outcome of a single attempt, or about several attempts in contrast."""
-        last, sheet = attempts[-1], self.sheet(attempts, outcomes=not self.line_only)
-        shown = {"instruction": escape_tags(last.trajectory.task.instruction), "attempts": sheet}
+    def messages(self, attempt: AttemptOutcome) -> list[BaseMessage]:
+        """The messages, by the outcome of the attempt."""
+        sheet = self.sheet([attempt], outcomes=not self.line_only)
+        shown = {"instruction": escape_tags(attempt.trajectory.task.instruction), "attempts": sheet}
         if self.line_only:
             return self.prompts["line"].messages(**shown)
-        prompt = self.prompts["contrast" if len(attempts) > 1 else _ENDS[last.success]]
-        most = self.max_contrast_items if len(attempts) > 1 else self.max_items
+        prompt = self.prompts[_ENDS[attempt.success]]
         about = {"agent": self.agent} if "agent" in prompt.placeholders else {}
-        return prompt.messages(**shown, **about, most=most)
+        return prompt.messages(**shown, **about, most=self.max_items)
 
-    def read(self, reply: str, attempts: Sequence[AttemptOutcome], source: str, run: str = "") -> list[Lesson]:
+    def read(self, reply: str, attempt: AttemptOutcome, source: str, run: str = "") -> list[Lesson]:
         """The lessons in a reply, with this source; a single one without text if the reply has none.
 
         Raises:
             Unreadable: the reply has another form than asked for.
         """
-        if self.line_only:
-            return self.lessons(_line(reply), attempts, source, run)
-        most = self.max_contrast_items if len(attempts) > 1 else self.max_items
-        return self.lessons(_items(reply, most), attempts, source, run)
+        items = _line(reply) if self.line_only else _items(reply, self.max_items)
+        return self.lessons(items, attempt, source, run)
 
-    def lessons(self, items: Sequence[Item], attempts: Sequence[AttemptOutcome], source: str, run: str = "") -> list[Lesson]:
-        """The items as lessons with this source; without any, a single one without text: it says that the attempts were read."""
-        last, outcomes = attempts[-1].trajectory, {attempt.success for attempt in attempts}
-        alike = attempts[-1].success if len(outcomes) == 1 else None
+    def lessons(self, items: Sequence[Item], attempt: AttemptOutcome, source: str, run: str = "") -> list[Lesson]:
+        """The items as lessons with this source; without any, a single one without text: it says that the attempt was read."""
+        made = attempt.trajectory
         return [
             Lesson(
                 id=f"{source}/{n}",
                 text=content,
                 title=title,
                 description=description,
-                task=last.task.id,
-                instruction=last.task.instruction,
+                task=made.task.id,
+                instruction=made.task.instruction,
                 domain=self.environment.name,
                 run=run,
-                episode=last.episode if run else 0,
-                success=alike,
-                sources=tuple(attempt.trajectory.id for attempt in attempts),
+                episode=made.episode if run else 0,
+                success=attempt.success,
+                sources=(made.id,),
             )
             for n, (title, description, content) in enumerate(items or [("", "", "")])
         ]
@@ -232,15 +225,15 @@ def study(
     """Draw lessons from the bank's trajectory in `reading`."""
 
     def messages(state: ReadingChannel) -> list[BaseMessage]:
-        return extractor.messages([bank[state["reading"]]])
+        return extractor.messages(bank[state["reading"]])
 
     def read(reply: AIMessage, state: ReadingChannel) -> LearnedChannel:
         id = state["reading"]
-        return {"learned": extractor.read(answer_text(reply), [bank[id]], bank_source(id))}
+        return {"learned": extractor.read(answer_text(reply), bank[id], bank_source(id))}
 
     def on_bad_reply(bad: BadReply, state: ReadingChannel) -> LearnedChannel:
         id = state["reading"]
-        return {"learned": extractor.lessons((), [bank[id]], bank_source(id))}
+        return {"learned": extractor.lessons((), bank[id], bank_source(id))}
 
     form = extractor.reply_schema
     return StudyAsk("reasoning_bank/study", model, messages, read, again, on_bad_reply=on_bad_reply, reply_schema=form)
@@ -303,15 +296,13 @@ def outcome_from_note(trajectory: Trajectory) -> AttemptOutcome:
 
 @dataclass(frozen=True)
 class RouteExtraction:
-    """Router: is it time to draw lessons?"""
+    """Router: are lessons drawn from this attempt?"""
 
-    interval: int = 1
-    """Episodes from one extraction to the next."""
     online: bool = True
     """False: no lessons are drawn from the run's own attempts."""
 
     def __call__(self, state: EpisodeNumber) -> Literal["learn", "go on"]:
-        return "learn" if self.online and (state["episode"] + 1) % self.interval == 0 else "go on"
+        return "learn" if self.online else "go on"
 
 
 class EpisodeWithVerdict(FinishedEpisode, NoteChannels):
@@ -319,26 +310,23 @@ class EpisodeWithVerdict(FinishedEpisode, NoteChannels):
 
 
 def extract(
-    model: Runnable[Any, Any], extractor: LessonExtractor, buffer: Buffer, journal: Journal, again: Prompt, rollouts: int = 1
+    model: Runnable[Any, Any], extractor: LessonExtractor, journal: Journal, again: Prompt
 ) -> Ask[EpisodeWithVerdict, LearnedChannel]:
-    """Draw lessons from the attempt just made, or from the last `rollouts` attempts in contrast."""
+    """Draw lessons from the attempt just made."""
 
-    def attempts(state: EpisodeWithVerdict) -> list[AttemptOutcome]:
-        this = build_trajectory(state, extractor.environment, journal, state["note"])
-        start = this.episode + 1 - rollouts
-        before = buffer.attempts(this.run, this.task.id, this.episode)
-        return [outcome_from_note(t) for t in (*(t for t in before if t.episode >= start), this)]
+    def attempt(state: EpisodeWithVerdict) -> AttemptOutcome:
+        return outcome_from_note(build_trajectory(state, extractor.environment, journal, state["note"]))
 
     def read(reply: AIMessage, state: EpisodeWithVerdict) -> LearnedChannel:
         source = f"{state['run']}/{state['episode']}"
-        return {"learned": extractor.read(answer_text(reply), attempts(state), source, state["run"])}
+        return {"learned": extractor.read(answer_text(reply), attempt(state), source, state["run"])}
 
     def messages(state: EpisodeWithVerdict) -> list[BaseMessage]:
-        return extractor.messages(attempts(state))
+        return extractor.messages(attempt(state))
 
     def on_bad_reply(bad: BadReply, state: EpisodeWithVerdict) -> LearnedChannel:
         source = f"{state['run']}/{state['episode']}"
-        return {"learned": extractor.lessons((), attempts(state), source, state["run"])}
+        return {"learned": extractor.lessons((), attempt(state), source, state["run"])}
 
     form = extractor.reply_schema
     return Ask("reasoning_bank/extract", model, messages, read, again, on_bad_reply=on_bad_reply, reply_schema=form)

@@ -222,28 +222,6 @@ def test_malformed_items_are_asked_for_again_and_then_there_are_none(reply: str,
     assert [lesson.text for lesson in open_lessons(records(store))] == []
 
 
-# Several attempts in contrast
-
-
-def test_rollouts_are_contrasted_in_one_call() -> None:
-    chat, store = Chat(written=[items("1", "2", "3", "4", "5"), items("6")], varied=True), InMemoryStore()
-    play(chat, 6, ReasoningBank(group_size=3, success_threshold=1.0), records=records(store))
-    assert (len(chat.actions), len(chat.lessons)) == (24, 2)
-    assert len(chat.about("several attempts at the same task")) == 2
-    outcomes = ["success" if t.value and t.value >= 1 else "failure" for t in records(store).all()]
-    assert len(set(outcomes)) == 2
-    for n, asked in enumerate(chat.lessons):
-        heads = [line for line in asked.splitlines() if line.startswith("Attempt")]
-        assert heads == [f"Attempt {i + 1} ({outcomes[3 * n + i]}):" for i in range(3)]
-    assert [len(shown(prompt)) for prompt in chat.actions] == [0] * 12 + [5] * 12
-    kept = [*open_lessons(records(store))]
-    assert [lesson.id for lesson in kept] == [*(f"r/2/{n}" for n in range(5)), "r/5/0"]
-    assert kept[0].sources == ("r/0", "r/1", "r/2")
-    six = Chat(written=[items(*"123456"), items("1")])
-    play(six, 3, ReasoningBank(group_size=3))
-    assert "with at most 5 items, got 6" in str(six.asked[-1][-1].text)
-
-
 # A bank
 
 
@@ -476,7 +454,7 @@ def test_no_prompt_outgrows_the_window(window: int) -> None:
     inputs = MethodInputs.with_chat_model(
         Wordy(12), Journal(), chat, count_tokens=len, window=window, reserved_tokens=1700, history_steps=None
     )
-    graph = reasoning_bank.build(inputs, ReasoningBank(group_size=1))
+    graph = reasoning_bank.build(inputs, ReasoningBank())
     run.build(graph).invoke(run.RunInput(task=TASK, run="r", episode=0, episodes=4))
     longest = max(sum(len(str(message.text)) for message in asked) for asked in chat.asked)
     assert window // 2 < longest <= window
@@ -500,7 +478,7 @@ def test_who_cannot_say_what_success_is_must_be_told() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"k": 0}, {"max_items": 0}, {"group_size": 0}, {"retrieval_unit": "task"}, {"verdict": "rule"}, {"max_memory_tokens": -1}],
+    [{"k": 0}, {"max_items": 0}, {"retrieval_unit": "task"}, {"verdict": "rule"}, {"max_memory_tokens": -1}],
 )
 def test_settings_that_make_no_sense(wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="reasoning-bank: "):
