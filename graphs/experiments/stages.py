@@ -116,7 +116,7 @@ def _fine_tune(sweep: Sweep, settings: AdaMEM, place: Path, play: Callable[[Swee
         raise UserError(f"tuned={settings.tuned}: no strategy in {place / 'runs'} passes; have more tasks played")
     write_jsonl(chats := [mft.chat(pair) for pair in kept], place / "data.jsonl")
     model: Any = open_model(asked.model, **asked.model_arguments())
-    train([chat["messages"] for chat in chats], model, FineTuningSettings(), place / "model", asked.model)
+    train([chat["messages"] for chat in chats], model, FineTuningSettings(), place / "model")
 
 
 def read_runs(folder: RecordedFolder) -> list[tuple[RecordedRun, int, list[dict[str, Any]]]]:

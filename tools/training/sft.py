@@ -4,11 +4,7 @@
 
 Chats become tokens as `LocalChatModel` makes them (`prompt_ids`, `reply_ids`), so that training, scoring and generation see the same
 tokens; TRL is given these and renders no template. Made for AdaMEM's Step-MFT (nodes/synthesize/mft.py): s is the situation with its
-experiences, z the strategy. `train` goes through a data set, and writes a folder:
-
-    DIR/                          a checkpoint with the adapter merged in: `--model local:DIR`
-    DIR/adapter/                  the adapter alone, in PEFT's format, for the model that was trained
-    DIR/training.json             settings, data set and the loss of every step
+experiences, z the strategy. `train` goes through a data set, and writes a checkpoint with the adapter merged in: `--model local:DIR`.
 """
 
 from __future__ import annotations
@@ -20,9 +16,8 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -32,10 +27,10 @@ from ...memory.claas.settings import LoRA
 from ...memory.errors import UserError, WindowError
 from ..local.model import LocalChatModel, without_progress_bars
 from .calls import publish_folder
-from .lora import Example, attach_lora, lora_parameters, make_optimizer, write_adapter
+from .lora import Example, attach_lora, lora_parameters, make_optimizer
 from .trl_trainers import imitate_examples, reply_example, require_trl, trainer_arguments, trainer_surroundings
 
-__all__ = ["Chat", "DataError", "FineTuningReport", "FineTuningSettings", "encode_chat", "read_chats", "train"]
+__all__ = ["Chat", "DataError", "FineTuningSettings", "encode_chat", "read_chats", "train"]
 
 log = logging.getLogger(__name__)
 
@@ -81,28 +76,6 @@ class FineTuningSettings:
             wrong["weight_decay"] = "weight_decay is a number, 0 or more"
         for name, words in wrong.items():
             raise UserError(f"train: {words}, got {getattr(self, name)}")
-
-
-@dataclass(frozen=True)
-class FineTuningReport:
-    """Numbers of a fine-tuning."""
-
-    model: str
-    """Name of the trained model; of a folder only the last part."""
-    settings: FineTuningSettings
-    """Its hyper-parameters."""
-    examples: int
-    """Examples that were trained on."""
-    left_out: int
-    """Examples longer than the model's window, which were not trained on."""
-    longest: int
-    """Tokens of the longest example, left out or not; if its prompt alone is too long, those of the prompt."""
-    tokens: int
-    """Tokens of the replies, each example counted once."""
-    losses: tuple[float, ...]
-    """Loss before each update, in nats per token of the replies."""
-    seconds: float
-    """Wall time of the updates."""
 
 
 # Data
@@ -176,19 +149,19 @@ def learning_rate_factor(done: int, steps: int, warmup: float) -> float:
 # A training
 
 
-def train(
-    chats: Sequence[Chat], model: LocalChatModel, settings: FineTuningSettings, out: Path, name: str | None = None
-) -> FineTuningReport:
+def train(chats: Sequence[Chat], model: LocalChatModel, settings: FineTuningSettings, out: Path) -> tuple[float, ...]:
     """Train on chats, and write the folder `out`. Afterwards `model` itself is the trained one.
 
     The folder appears when everything is done; an interrupted training leaves none.
 
     Args:
-        chats: the data set.
+        chats: the data set. Those that do not fit the model's window are left out, and a warning says how many.
         model: the model to start from.
         settings: hyper-parameters.
         out: the folder to write.
-        name: the model's name in the report; default: its name on the hub, or the last part of its folder.
+
+    Returns:
+        The loss before each update, in nats per token of the replies.
 
     Raises:
         UserError: `out` exists already or cannot be written; no example fits the model's window; a chat cannot be tokenised; a
@@ -199,36 +172,28 @@ def train(
     for number, chat in enumerate(chats, 1):
         try:
             examples.append(encode_chat(model, chat))
-            longest = max(longest, len(examples[-1]))
         except WindowError as error:
             longest = max(longest, error.tokens)
         except UserError as error:
             raise DataError(f"example {number}: {error}") from error
-    left_out = len(chats) - len(examples)
     if not examples:
         raise DataError(f"none of {len(chats)} examples fits the window of {model.window} tokens; the longest has {longest}")
-    if left_out:
+    if left_out := len(chats) - len(examples):
         log.warning(
             "%d of %d examples are left out: they do not fit the window of %d tokens (the longest has %d)",
             left_out, len(chats), model.window, longest,
         )  # fmt: skip
     with _atomic_folder(out) as part:
         wrapper = attach_lora(model.network, settings.lora, settings.seed)
-        losses, seconds = _run_updates(wrapper, model, examples, settings)
-        hub = None if Path(model.model).is_dir() else model.model
-        tokens = sum(len(example.reply) for example in examples)
-        called = name or hub or Path(model.model).name
-        trained = FineTuningReport(called, settings, len(examples), left_out, longest, tokens, losses, round(seconds, 3))
-        write_adapter(wrapper, part / "adapter", hub)
+        losses = _run_updates(wrapper, model, examples, settings)
         _write_merged_model(wrapper, model, part)
-        (part / "training.json").write_text(json.dumps(asdict(trained), indent=2) + "\n", encoding="utf-8")
-    return trained
+    return losses
 
 
 def _run_updates(
     wrapper: Any, model: LocalChatModel, examples: Sequence[Example], settings: FineTuningSettings
-) -> tuple[tuple[float, ...], float]:
-    """Run all updates; returns the loss before each, in nats per token, and the seconds they took.
+) -> tuple[float, ...]:
+    """Run all updates; returns the loss before each, in nats per token.
 
     Raises:
         UserError: a weight is not finite afterwards.
@@ -238,7 +203,6 @@ def _run_updates(
     steps = settings.epochs * math.ceil(len(examples) / batch)
     optimizer = make_optimizer(model.network, settings.learning_rate, settings.weight_decay)
     rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: learning_rate_factor(n, steps, settings.warmup_share))
-    started = perf_counter()
     with trainer_surroundings() as out:
         arguments = trainer_arguments(model, out, settings.learning_rate, settings.seed) | {
             "max_grad_norm": settings.max_grad_norm,
@@ -254,7 +218,7 @@ def _run_updates(
             model.network.eval()
     if not all(bool(torch.isfinite(weight).all()) for weight in lora_parameters(model.network).values()):
         raise UserError(f"the training led to numbers that are not finite; try a smaller learning rate or float32 ({losses=})")
-    return losses, perf_counter() - started
+    return losses
 
 
 def _write_merged_model(wrapper: Any, model: LocalChatModel, folder: Path) -> None:

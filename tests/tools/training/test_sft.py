@@ -15,7 +15,6 @@ import pytest
 import torch
 from chats import CHATS, Chat, chat, reply_scores
 from lora_steps import cross_entropy, reply_logits, step
-from safetensors.torch import load_file
 from waiting import wait_at_random, wait_until
 
 from learngraph.memory.claas.settings import LoRA
@@ -48,48 +47,35 @@ def test_the_rate_rises_and_falls() -> None:
 
 @pytest.mark.slow
 def test_training_teaches_and_writes_what_can_be_opened(tiny: str, tmp_path: Path) -> None:
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
     model = LocalChatModel(model=tiny, threads=1)
-    before = reply_scores(model, CHATS)
-    done = sft.train(CHATS, model, replace(QUICK, epochs=30, batch_size=6), tmp_path / "out")
-    assert (done.examples, done.left_out, len(done.losses)) == (6, 0, 30)
-    assert done.losses[0] == pytest.approx(-sum(before) / done.tokens, abs=1e-4)
-    assert done.losses[-1] < done.losses[0] / 2
+    before, tokens = reply_scores(model, CHATS), sum(len(sft.encode_chat(model, c).reply) for c in CHATS)
+    losses = sft.train(CHATS, model, replace(QUICK, epochs=30, batch_size=6), tmp_path / "out")
+    assert len(losses) == 30
+    assert losses[0] == pytest.approx(-sum(before) / tokens, abs=1e-4)
+    assert losses[-1] < losses[0] / 2
     merged: Any = open_model(f"local:{tmp_path / 'out'}", threads=1)
     after = reply_scores(merged, CHATS)
     assert sum(after) > sum(before) / 2
     assert after == pytest.approx(reply_scores(model, CHATS), abs=1e-3), "the model that was trained is the trained one"
-    # PEFT itself reads the adapter, over the model that was trained.
-    adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny), str(tmp_path / "out" / "adapter")).eval()
-    examples = [sft.encode_chat(model, c) for c in CHATS]
-    with torch.no_grad():
-        loss = cross_entropy(*reply_logits(adapted.get_base_model(), examples))
-    assert float(loss) == pytest.approx(-sum(after) / done.tokens, abs=1e-3)
 
 
 @pytest.mark.slow
 def test_the_updates_are_those_of_the_cross_entropy_whatever_shares_a_pass(tiny: str, tmp_path: Path) -> None:
     """One batch: the mean is over all its tokens, and passes with long replies count for more."""
-    settings = replace(QUICK, epochs=2, batch_size=6, warmup_share=0.0, max_grad_norm=1e9)
+    settings = replace(QUICK, epochs=3, batch_size=6, warmup_share=0.0, max_grad_norm=1e9)
     model = LocalChatModel(model=tiny, threads=1)
     lora.attach_lora(model.network, settings.lora, settings.seed)
     examples, losses = [sft.encode_chat(model, c) for c in CHATS], []
     updates = lora.make_optimizer(model.network, settings.learning_rate)
-    for n in range(2):
+    for n in range(3):
         with torch.no_grad():
             losses.append(float(cross_entropy(*reply_logits(model.network, examples))))
-        updates.param_groups[0]["lr"] = settings.learning_rate * sft.learning_rate_factor(n, 2, 0.0)
+        updates.param_groups[0]["lr"] = settings.learning_rate * sft.learning_rate_factor(n, 3, 0.0)
         step(model.network, updates, examples)
-    expected = lora.lora_parameters(model.network)
     for micro in (1, 4, 6):
         other = LocalChatModel(model=tiny, threads=1)
-        done = sft.train(CHATS, other, replace(settings, micro_batch_size=micro), tmp_path / str(micro))
-        assert done.losses == pytest.approx(losses, abs=1e-5)
-        written = load_file(tmp_path / str(micro) / "adapter" / "adapter_model.safetensors")
-        for name, weight in expected.items():
-            assert torch.allclose(written[f"base_model.model.{name.replace('.default', '')}"], weight, atol=1e-4)
+        found = sft.train(CHATS, other, replace(settings, micro_batch_size=micro), tmp_path / str(micro))
+        assert found == pytest.approx(losses, abs=1e-5)
 
 
 def test_what_is_written_names_no_place_of_this_machine(tiny: str, tmp_path: Path) -> None:
@@ -97,10 +83,8 @@ def test_what_is_written_names_no_place_of_this_machine(tiny: str, tmp_path: Pat
     files = {
         str(path.relative_to(tmp_path / "out")): path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()
     }
-    assert {"config.json", "model.safetensors", "training.json", "adapter/adapter_model.safetensors"} <= files.keys()
+    assert {"config.json", "model.safetensors"} <= files.keys()
     assert not any(str(place).encode() in text for text in files.values() for place in (tiny, tmp_path, Path.home()))
-    assert json.loads(files["adapter/adapter_config.json"])["base_model_name_or_path"] is None
-    assert json.loads(files["training.json"])["model"] == Path(tiny).name
     assert not (tmp_path / "out.part").exists()
 
 
@@ -112,10 +96,8 @@ def test_a_seed_decides_everything(tiny: str, tmp_path: Path) -> None:
         settings = FineTuningSettings(lora=LoRA(rank=4), batch_size=2, learning_rate=0.01, seed=seed)
         sft.train(CHATS, LocalChatModel(model=tiny, threads=1), settings, tmp_path / name)
         assert torch.equal(state, torch.random.get_rng_state())
-    adapters = [(tmp_path / name / "adapter" / "adapter_model.safetensors").read_bytes() for name in "abc"]
-    assert adapters[0] == adapters[1] != adapters[2]
-    configs = [(tmp_path / name / "adapter" / "adapter_config.json").read_bytes() for name in "ab"]
-    assert configs[0] == configs[1]
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in "abc"]
+    assert weights[0] == weights[1] != weights[2]
 
 
 def test_examples_longer_than_the_window_are_counted_and_left_out(
@@ -124,13 +106,8 @@ def test_examples_longer_than_the_window_are_counted_and_left_out(
     long = [chat("go " * 600, "north"), chat("hello", "go " * 505)]
     with pytest.raises(UserError, match="does not fit its window of 512"):
         sft.encode_chat(model, long[1])
-    done = sft.train([*CHATS, *long], model, QUICK, tmp_path / "out")
-    assert (done.examples, done.left_out) == (6, 2)
-    assert done.longest > 512
-    assert (
-        f"2 of 8 examples are left out: they do not fit the window of 512 tokens (the longest has {done.longest})"
-        in caplog.text
-    )
+    assert sft.train([*CHATS, *long], model, QUICK, tmp_path / "out")
+    assert "2 of 8 examples are left out: they do not fit the window of 512 tokens (the longest has " in caplog.text
     with pytest.raises(UserError, match="none of 2 examples fits the window of 512 tokens"):
         sft.train(long, model, QUICK, tmp_path / "none")
     assert not (tmp_path / "none").exists()
