@@ -12,6 +12,7 @@ import re
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from random import Random
 from typing import Any, ClassVar
 
@@ -48,6 +49,9 @@ State = Mapping[str, Any]
 
 _TOKENS = re.compile(r"[A-Za-z]{1,4}|[^\x00-\x7f]|[^A-Za-z\s]|\n| (?=[0-9])|[ \t]{2,}")
 
+MOST_KNOWN_CHARS = 8_192
+"""Characters of a text whose estimate is kept: prompts of a turn have most of their texts in common."""
+
 
 def estimate_tokens(text: str) -> int:
     """An upper estimate of a text's tokens, for models that do not count them.
@@ -57,6 +61,11 @@ def estimate_tokens(text: str) -> int:
     Qwen's tokenizer, which splits numbers into digits, gives 0.25 to 1.0 times this number on our prompts, prose, code
     and other alphabets.
     """
+    return _estimate(text) if len(text) <= MOST_KNOWN_CHARS else _estimate.__wrapped__(text)
+
+
+@lru_cache(maxsize=1_024)
+def _estimate(text: str) -> int:
     return len(_TOKENS.findall(text)) + len(text) - len(text.encode("ascii", "ignore"))
 
 

@@ -424,10 +424,12 @@ class Trajectories:
             shown &= ~((has["own"] == 1) & (has["run"] == self._names.get(before[0], -1)) & (has["episode"] >= before[1]))
         rows: NDArray[np.bool_] = np.repeat(shown, has["count"])
         if distinct:  # a search without repeats is as fast in a memory of a thousand plays of one task as in one of ten
-            worths, best = np.array(self._worths), np.full(len(self._numbers), -1)
+            worths, pairs = np.array(self._worths), np.array(self._pairs, np.intp)
             seen = np.flatnonzero(rows & ~np.isnan(worths))
-            seen = seen[np.argsort(worths[seen], kind="stable")]
-            best[np.array(self._pairs, np.intp)[seen]] = seen  # the last of equals stays
+            most, best = np.full(len(self._numbers), -math.inf), np.full(len(self._numbers), -1)
+            np.maximum.at(most, pairs[seen], worths[seen])
+            seen = seen[worths[seen] == most[pairs[seen]]]
+            best[pairs[seen]] = seen  # the last of equals stays
             rows[:] = False
             rows[best[best >= 0]] = True
         return rows

@@ -85,7 +85,7 @@ class _TaskLessons:
 
     def nearest(self, instruction: str, k: int, min_similarity: float, hidden: Iterable[Lesson]) -> list[int]:
         """The rows of the k tasks most like this text, best first; among equals the one that taught something last."""
-        newest, asked, fetch = self.visible(hidden), shingles(instruction), 4 * k
+        newest, asked, fetch = self.visible(hidden), shingles(instruction), 32 * k
         while True:
             rows, similarities = self.index.nearest(asked, fetch, min_similarity, newest >= 0)
             if len(rows) < fetch or similarities[-1] < similarities[k - 1]:  # all equals of the last one are there

@@ -210,15 +210,17 @@ class InvertedIndex(ABC):
                 similarities = overlaps / (size + self._sizes_of(rows) - overlaps)
                 floor = max(floor, float(np.partition(similarities, -k)[-k]))
             needed = ceil(floor * size - 1e-9) - left  # a union is never smaller than the query
-            if left and needed < 1:
-                continue  # a row that shares only the tokens left out might still be among the best
-            rows = np.flatnonzero(counts >= max(needed, 1))
-            if left and len(rows) * _COMPARE > frequencies[done]:
-                continue
+            if needed > 0 or not left:
+                rows = np.flatnonzero(counts >= max(needed, 1))
+            else:  # a row that shares only the tokens left out might still be among the best, if it is short
+                rows = np.arange(n) if among is None else np.flatnonzero(among)
             sizes = self._sizes_of(rows)
             most = np.minimum(counts[rows].astype(np.int64) + left, sizes)
             rows = rows[most / (size + sizes - most) >= floor]
+            if left and len(rows) * _COMPARE > frequencies[done]:
+                continue
             overlaps = self._compare(rows, known) if left else counts[rows].astype(np.int64)
+            rows, overlaps = rows[overlaps > 0], overlaps[overlaps > 0]
             return self._best(rows, overlaps, size, k, threshold)
 
     def _overlaps(self, tokens: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -140,7 +140,7 @@ def measure(method: str, steps: int, count: int, rounds: int, is_largest: bool) 
     learner = METHODS[method](InMemoryStore())
     fill(learner, steps, has_critic=hasattr(learner, "critic"))
     var_child_runnable_config.set({"configurable": {"thread_id": "now"}})
-    answer, sent = call("refund", 1), list[Any]()
+    answer, sent, model = call("refund", 1), list[Any](), Clerk()
 
     def handler(request: Any) -> ModelResponse[Any]:
         sent.append(request)
@@ -149,7 +149,7 @@ def measure(method: str, steps: int, count: int, rounds: int, is_largest: bool) 
     def ask() -> Any:
         return learner.wrap_model_call(
             ModelRequest(
-                model=Clerk(),
+                model=model,
                 messages=[NOW],
                 tools=[desk.lookup_order, desk.resolve],
                 state={"messages": [NOW]},
