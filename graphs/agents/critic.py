@@ -262,9 +262,8 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
 
     def status(self, **scope: ScopeValue) -> LearnerStatus:
         """The state of this learner in a scope: what was learned, what waits, and what could not be read."""
-        memory = self._refreshed(self._labels(scope))
+        memory = self._read_all(self._labels(scope))
         index = memory.index
-        self._take_news(memory)
         written = list(index.reflections.values())
         return replace(
             super().status(**scope),
@@ -280,6 +279,10 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
         critic = self.critic or self._memory(scope).index.agent_model
         if self.study == "background" and self.mode != "off" and critic is not None:
             self._worker.ask(scope)
+
+    def prepare(self, memory: ScopeMemory[StudyIndex[Content]]) -> None:
+        """Take in what critics have written."""
+        self._take_news(memory)
 
     def _take_news(self, memory: ScopeMemory[StudyIndex[Content]]) -> None:
         for trajectory, reflection in memory.index.take_news(memory.conversations):

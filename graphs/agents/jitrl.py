@@ -57,6 +57,7 @@ from .learner import LearnerOptions, LearningMiddleware
 from .lift import MOST_ITEM_CHARS
 from .samples import ask_for_samples, log_probability
 from .scope_values import ScopeValue
+from .scopes import MANY_TO_READ, ScopeMemory
 from .status import LearnerStatus
 from .tool_decisions import (
     DecisionForm,
@@ -133,6 +134,12 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
     def make_index(self) -> DecisionMemory:
         """A memory of returns that compares states as the settings say."""
         return DecisionMemory(self.settings.memory(similarity=self.similarity))
+
+    def prepare(self, memory: ScopeMemory[DecisionMemory]) -> None:
+        """Make the indexes of the tasks with many decisions."""
+        for task, count in Counter(one.task for one in memory.index.returns).items():
+            if count >= MANY_TO_READ:
+                memory.index.returns.moments(task=task, domain=DOMAIN)
 
     def read_tools(self, tools: Sequence[Any]) -> bool:
         """Take note of which arguments of the tools say what is done; returns True if that has changed."""

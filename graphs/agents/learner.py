@@ -246,7 +246,8 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             self.agent.read_tools(request.tools)
             if self.read_tools(request.tools):
                 self._rebuild_indexes()
-            memory = self._refreshed(place.scope, place.thread, goes_on=place.step > 0)
+            if (memory := self._opened(place.scope, place.thread, goes_on=place.step > 0)) is None:
+                return None
             drawn: Any = request.state.get("trials") or {}
             key, known = f"{self.method}/{place.thread}", drawn.get(self.method)
             trial = self.plan.draw(key, memory.ledger, known, is_guided=self.mode == "guide")

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -49,6 +50,10 @@ CONSULTATIONS_BEFORE_WARNING = 50
 DEFAULT_SCREEN, NO_SCREEN = Screen(), Screen(redacts=False, finds_instructions=False)
 REFRESH_IN_TURN = 60.0
 """Seconds after which a turn that goes on looks for what other processes have learned: one memory serves all calls of a short one."""
+MANY_TO_READ = 2_000
+"""Conversations from which on a memory is read behind the user's back: to read so many takes less than half a second."""
+OPENING_PATIENCE = 0.3
+"""Seconds that a first call waits for such a memory."""
 MOST_SHARED = 200
 """Conversations that are recalled where users share, for the few that are shown."""
 MAX_SCOPES = 1_000
@@ -92,6 +97,8 @@ class ScopeMemory(Generic[Index]):
     """The greatest similarity where nothing was alike enough; None: not measured."""
     users: dict[str, str] = field(default_factory=dict)
     """Id of a trajectory -> its user."""
+    opening: threading.Thread | None = None
+    """The thread that reads a large memory, while it does."""
 
     def tally(self, entry: Mapping[str, Any]) -> None:
         """Count a consultation by its record. Where nothing is recalled again and again, the log says so once.
@@ -217,6 +224,9 @@ class ScopedLearner(Generic[Index]):
     def adapt(self, trajectory: Trajectory) -> Trajectory | None:
         """The form in which this method remembers a rated stretch; None: not at all."""
         return trajectory
+
+    def prepare(self, memory: ScopeMemory[Index]) -> None:
+        """Do ahead what the first question to a memory that was read would wait for."""
 
     def are_known(self, memory: ScopeMemory[Index], ids: Sequence[str]) -> bool:
         """True if all that a section was drawn from is still in the memory of a scope: here trajectories."""
@@ -425,8 +435,8 @@ class ScopedLearner(Generic[Index]):
         return self._conversations(scope).export()
 
     def memory(self, **scope: ScopeValue) -> Index:
-        """The method's memory of a scope, with all that was learned until now: to look at, not to change."""
-        return self._refreshed(self._labels(scope)).index
+        """The method's memory of a scope, with all that was learned until now: to look at, not to change; or to open it ahead."""
+        return self._read_all(self._labels(scope)).index
 
     async def astatus(self, **scope: ScopeValue) -> LearnerStatus:
         """As `status`, in a program that is awaited."""
@@ -502,13 +512,44 @@ class ScopedLearner(Generic[Index]):
             for memory in self._scopes.values():
                 memory.seen = None
 
+    def _opened(self, scope: tuple[str, ...], thread: str, *, goes_on: bool) -> ScopeMemory[Index] | None:
+        """As `_refreshed`, for a call that a user waits for; None while a large memory is still being read, behind his back."""
+        memory = self._memory(scope)
+        if memory.opening is None or not memory.opening.is_alive():
+            if (found := self._look(scope, thread, goes_on=goes_on, may_wait=False)) is not None:
+                return found
+            opening = threading.Thread(target=copy_context().run, args=(self._read_all, scope), daemon=True)
+            opening.start()
+            memory.opening = opening
+            opening.join(OPENING_PATIENCE)
+            if not opening.is_alive():
+                return self._refreshed(scope, thread, goes_on=goes_on)
+            words = "%s: the memory of %s is being read: until it is, the agent answers without advice; memory() opens it ahead"
+            LOG.warning(words, self.method, "/".join(scope))
+        return None
+
+    def _read_all(self, scope: tuple[str, ...]) -> ScopeMemory[Index]:
+        opening = self._memory(scope).opening
+        if opening is not None and opening is not threading.current_thread():
+            opening.join()
+        memory = self._refreshed(scope)
+        self.prepare(memory)
+        return memory
+
     def _refreshed(self, scope: tuple[str, ...], thread: str = "", *, goes_on: bool = False) -> ScopeMemory[Index]:
+        """As `_look`, however long it takes."""
+        found = self._look(scope, thread, goes_on=goes_on, may_wait=True)
+        assert found is not None
+        return found
+
+    def _look(self, scope: tuple[str, ...], thread: str, *, goes_on: bool, may_wait: bool) -> ScopeMemory[Index] | None:
         """The memory of a scope, with what was learned since the last look.
 
         Args:
             scope: its labels.
             thread: one whose turn begins or goes on.
             goes_on: whether it goes on: then memory may be as old as `REFRESH_IN_TURN` says.
+            may_wait: False: None is returned where more than `MANY_TO_READ` conversations have to be read.
         """
         memory = self._memory(scope)
         patience = max(self.refresh_seconds, REFRESH_IN_TURN) if goes_on else self.refresh_seconds
@@ -519,6 +560,9 @@ class ScopedLearner(Generic[Index]):
             memory.conversations.has_news = False
             changed, seen = memory.conversations.changes(memory.seen, "" if goes_on else thread)
             changed = self._take_trials(memory, changed)
+            if changed is None and not may_wait and memory.conversations.has_many(MANY_TO_READ):
+                memory.seen = None
+                return None
             if changed is None:
                 memory.index, changed = self.make_index(), memory.conversations.trajectories.all()
                 memory.ids = set()

@@ -431,15 +431,20 @@ class ConversationStore:
             places = {one.id: n for n, one in enumerate(conversation.turns)}
             others = [one for one in given if one.turn != rated]
             ratings = tuple(sorted([*others, rating], key=lambda one: places.get(one.turn, -1)))
-            self.feedback.put([Ratings(thread, ratings)])
-            self._derive(conversation, ratings, {f"{thread}/{places[rating.turn]}"})  # told again: a crash may have come before
+            told = Ratings(thread, ratings)
+            self._derive(
+                conversation, ratings, {f"{thread}/{places[rating.turn]}"}, told
+            )  # again: a crash may have come before
             return rating
 
-    def _derive(self, conversation: Conversation, ratings: Sequence[Rating], always: Collection[str] = ()) -> None:
-        """Write the trajectories that are new or changed, and those with one of these ids, and say so."""
+    def _derive(
+        self, conversation: Conversation, ratings: Sequence[Rating], always: Collection[str] = (), told: Ratings | None = None
+    ) -> None:
+        """Write the trajectories that are new or changed, and those with one of these ids, and say so; before that, what was told."""
         found = rated_trajectories(conversation, ratings)
         asked: list[tuple[RecordStore[Any], str]] = [(self.quarantines, conversation.id), (self._changes, self._writer)]
-        held, mine, *known = exchange([*asked, *((self.trajectories, one.id) for one in found)])
+        first = [(self.feedback, told)] if told else []
+        held, mine, *known = exchange([*asked, *((self.trajectories, one.id) for one in found)], first)
         if found and self._is_held(conversation, held):
             return
         self._keep_trials(conversation, found)
@@ -529,6 +534,10 @@ class ConversationStore:
         if card != self._card:
             self.store.put((*self.scope, "agent"), "card", {"text": clean_text(card)}, index=False)
             self._card = card
+
+    def has_many(self, count: int) -> bool:
+        """True if there are at least so many rated stretches, without reading the others."""
+        return len(self.store.search(self.trajectories.namespace, limit=count)) >= count
 
     def _announce(self, ids: Sequence[str]) -> None:
         self._changes.put([self._changes_with(ids, self._changes.get(self._writer))])

@@ -137,7 +137,7 @@ def test_failures_are_told_by_their_kind(tracer: Tracer, monkeypatch: pytest.Mon
     def fail(*_: Any, **__: Any) -> Any:
         raise OSError("no route to mary's host")
 
-    monkeypatch.setattr(learner, "_refreshed", fail)
+    monkeypatch.setattr(learner, "_opened", fail)
     agent.invoke({"messages": desk.ticket(0)[0]}, config("t0"))  # it answers without advice
     found = tracer.spans("search_memory")[0]
     assert ((found.attributes or {})["error.type"], found.status.is_ok) == ("OSError", False)

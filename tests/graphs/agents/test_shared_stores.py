@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import tool as make_tool
 from langgraph.store.base import PutOp
 from langgraph.store.memory import InMemoryStore
-from learning_agents import FORGOTTEN, METHODS, config, forget_one, make
+from learning_agents import BY_ISSUE, FORGOTTEN, METHODS, advice, config, forget_one, make
 
 from learngraph.graphs.agents import scopes
 from learngraph.graphs.agents.executed_calls import watch_call
@@ -89,9 +90,36 @@ def test_a_turn_of_three_calls_costs_four_round_trips_to_the_store(method: str) 
         store.trips = 0
         out = agent.invoke({"messages": desk.ticket(n)[0]}, config(f"t{n // 2}"))
         assert sum(isinstance(one, AIMessage) for one in out["messages"]) == 3 + 3 * (n % 2)
-        assert store.trips <= (4 if n else 11), "the first call of a process reads its scope"
+        assert store.trips <= (4 if n else 12), "the first call of a process reads its scope"
+        store.trips = 0
         learner.feedback(f"t{n // 2}", reward=1.0, tenant="acme")
+        assert store.trips <= 5
         learner.status(tenant="acme")
+
+
+@pytest.mark.parametrize("method", ["jitrl", "synapse", "reasoning-bank"])
+def test_a_large_memory_is_read_behind_the_users_back(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scopes, "MANY_TO_READ", 3)
+    monkeypatch.setattr(scopes, "OPENING_PATIENCE", 0.0)
+    free = Event()
+
+    class Slow(InMemoryStore):
+        def search(self, prefix: Any, /, **more: Any) -> Any:
+            assert more["limit"] == 3 or prefix[-1] != "trajectories" or free.wait(60)
+            return super().search(prefix, **more)
+
+    made = make(method, store := Slow(), **BY_ISSUE.get(method, {}))
+    free.set()
+    desk.play(made[0], made[1], range(20))
+    free.clear()
+    agent, learner, _ = make(method, store, **BY_ISSUE.get(method, {}))
+    for n in range(20, 22):
+        agent.invoke({"messages": desk.ticket(n)[0]}, config(f"t{n}"))
+        assert not advice(learner, f"t{n}"), "the agent answers without advice"
+    free.set()
+    learner.memory(tenant="acme")
+    agent.invoke({"messages": desk.ticket(23)[0]}, config("t23"))
+    assert any(entry["recalled"] for entry in advice(learner, "t23"))
 
 
 def test_nothing_names_a_thread_that_was_forgotten_in_another_process() -> None:
