@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import help_desk as desk
@@ -26,7 +27,7 @@ from learngraph.memory.errors import UserError
 from learngraph.memory.telemetry import span, take_over_trace, traceparent
 from learngraph.tools.serving import chat_server, tenants
 from learngraph.tools.training.calls import LearnerModel, LearnerSettings
-from learngraph.tools.training.ray_learner import _LearnerActor
+from learngraph.tools.training.ray_learner import RayTrainer, _LearnerActor
 
 CALLER = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
 """The trace context of somebody who calls."""
@@ -184,11 +185,14 @@ async def test_a_feedback_that_is_served_leads_to_its_gradient_step(tracer: Trac
 
 
 def test_a_learner_on_ray_belongs_to_the_trace_of_who_asked(tracer: Tracer) -> None:
-    """The actor itself, with nothing to learn: the cluster only carries the call."""
-    actor = _LearnerActor(LearnerModel("pocket"), LearnerSettings())
-    actor.__dict__["_trainer"] = type("Trainer", (), {"measure": lambda *_: traceparent()})()
-    kind, inside = actor.call("measure", "None", None, CALLER, ())
+    """The trainer and its actor without a cluster between them, which only carries the call."""
+    actor, trainer = _LearnerActor(LearnerModel("pocket"), LearnerSettings()), object.__new__(RayTrainer)
+    actor.__dict__["_trainer"] = SimpleNamespace(measure=lambda *_: traceparent())
+    trainer._ray = SimpleNamespace(get=lambda answer: answer, exceptions=SimpleNamespace(RayError=OSError))
+    trainer._actor = SimpleNamespace(call=SimpleNamespace(remote=actor.call))
+    take_over_trace(CALLER)
+    inside: Any = trainer.measure(None, ())
     (found,) = tracer.spans("learner.measure")
-    assert (kind, inside[36:52], inside[3:35]) == ("done", f"{found.context.span_id:016x}", "a" * 32)
+    assert (inside[36:52], inside[3:35]) == (f"{found.context.span_id:016x}", "a" * 32)
     assert found.parent is not None
     assert f"{found.parent.span_id:016x}" == "b" * 16
