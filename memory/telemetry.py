@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,17 +27,15 @@ from typing import Any
 
 __all__ = ["Traced", "memory_names", "span", "take_over_trace", "traceparent"]
 
-NAME = "learngraph"
-"""Name of the instrumentation's scope."""
 TEXTS = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 """Environment variable: `true`, `span_only` or `span_and_event` puts texts into attributes."""
 METRICS = {"invoke_agent": "gen_ai.invoke_agent.duration"}
-"""Operation -> its metric; of all others it is `DURATION`."""
-DURATION = "gen_ai.client.operation.duration"
+"""Operation -> its metric; of all others it is `gen_ai.client.operation.duration`."""
 SECONDS = tuple(0.01 * 2**n for n in range(14))
 """Bounds of the histograms' buckets, as the conventions have them."""
 IN_METRICS = ("gen_ai.operation.name", "error.type", "learngraph.outcome")
 """The attributes that metrics have, too: those with few values; an invoked agent's has its name."""
+CONTEXT = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _TAKEN_OVER: ContextVar[str] = ContextVar("traceparent", default="")
 
 
@@ -99,7 +98,7 @@ def span(operation: str, attributes: Mapping[str, Any] | None = None, origins: I
     before = traceparent() or next(iter(parents), "")
     agent = str((attributes or {}).get("gen_ai.agent.name", "")) if operation in METRICS else ""
     began = time.perf_counter()
-    with api.get_tracer(NAME).start_as_current_span(
+    with api.get_tracer("learngraph").start_as_current_span(
         f"{operation} {agent}".strip(), context, links=links, record_exception=False, set_status_on_exception=False
     ) as recording:
         traced = Traced(recording, before or traceparent())
@@ -113,20 +112,20 @@ def span(operation: str, attributes: Mapping[str, Any] | None = None, origins: I
             if "opentelemetry.metrics" in sys.modules:
                 told = {name: traced.attributes[name] for name in IN_METRICS if name in traced.attributes}
                 told |= {"gen_ai.agent.name": agent} if agent else {}
-                _histogram(METRICS.get(operation, DURATION)).record(time.perf_counter() - began, told)
+                _histogram(METRICS.get(operation, "gen_ai.client.operation.duration")).record(time.perf_counter() - began, told)
 
 
 def traceparent() -> str:
     """The W3C trace context of what goes on here; empty without one."""
     carrier: dict[str, str] = {}
-    if (api := _api()) is not None:
-        _propagator(api).inject(carrier)
+    if _api() is not None:
+        _propagator().inject(carrier)
     return carrier.get("traceparent", "") or _TAKEN_OVER.get()
 
 
 def take_over_trace(context: str) -> None:
-    """Have what this task does from now on belong to its caller's trace, by a W3C trace context; an empty one ends that."""
-    _TAKEN_OVER.set(context)
+    """Have what this task does from now on belong to its caller's trace, by a W3C trace context; what is none ends that."""
+    _TAKEN_OVER.set(context if CONTEXT.fullmatch(context) else "")
 
 
 def memory_names(labels: Sequence[str], thread: str) -> dict[str, str]:
@@ -142,22 +141,22 @@ def _api() -> Any:
     return api if is_set else None
 
 
-def _propagator(api: Any) -> Any:
+def _propagator() -> Any:
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
     return TraceContextTextMapPropagator()
 
 
 def _context(given: str) -> Any:
-    return _propagator(None).extract({"traceparent": given})
+    return _propagator().extract({"traceparent": given})
 
 
 @cache
 def _histogram(name: str) -> Any:
     from opentelemetry import metrics
 
-    about = "Duration of an operation."
-    return metrics.get_meter(NAME).create_histogram(name, "s", about, explicit_bucket_boundaries_advisory=SECONDS)
+    meter = metrics.get_meter("learngraph")
+    return meter.create_histogram(name, "s", "Duration of an operation.", explicit_bucket_boundaries_advisory=SECONDS)
 
 
 def _takes_texts() -> bool:

@@ -36,7 +36,7 @@ class McpOptions:
     """Names of the values that keep conversations apart, which clients give with each call; one with a question mark may be missing.
     `tenant=acme` serves this tenant alone, whatever a client says."""
     control: float = 0.0
-    """Share of the conversations, in [0, 0.5], that get no advice: `lift` says what advice is worth."""
+    """Share of the conversations that get no advice, in [0, 0.5]: `lift` says what advice is worth."""
     holdout: float = 0.0
     """Probability, in [0, 0.5], with which one recalled item is withheld: `lift` says what each item is worth."""
     http: int | None = None
@@ -48,13 +48,14 @@ def mcp(args: Sequence[str]) -> int:
     options = parse_flags(McpOptions, args, "learngraph mcp", (__doc__ or "").partition("\n\n")[0])
     if options.http is not None and not 0 < options.http < 65_536:
         raise CommandError(f"--http is a port from 1 to 65535, got {options.http}")
+    from ...tools.models.models import open_model
     from ..agents.mcp_tools import memory_server
     from ..agents.methods import make_learner
 
     method = options.method or ("reasoning-bank" if options.model else "icrl")
     pairs = [one.partition("=") for one in options.scope]
     more: dict[str, Any] = {"control": options.control, "holdout": options.holdout, "name": options.agent_name}
-    model = _open_model(options) if options.model else None
+    model = open_model(options.model, base_url=options.base_url) if options.model else None
     learner = make_learner(method, options.memory, model, scope=[name for name, _, _ in pairs], **more)
     server = memory_server(learner, model, {name: value for name, equals, value in pairs if equals})
     try:
@@ -66,9 +67,3 @@ def mcp(args: Sequence[str]) -> int:
     finally:
         learner.close()
     return 0
-
-
-def _open_model(options: McpOptions) -> Any:
-    from ...tools.models.models import open_model
-
-    return open_model(options.model, base_url=options.base_url)

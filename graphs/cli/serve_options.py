@@ -64,7 +64,7 @@ class ServeOptions:
     unlearned_tools: Annotated[tuple[str, ...], UseAppendAction] = ()
     """With --learn, a tool of which nothing is learned, neither its calls nor its results; the flag may be repeated."""
     control: float = 0.0
-    """With --learn, the share of the replies that are made without what was learned: /v1/status says what it is worth (`lift`)."""
+    """Share of the conversations that get no advice, with --learn (each reply is one): /v1/status says what advice is worth (`lift`)."""
     weights: str | None = None
     """With `vllm:`, the same model for the learner, `local:PATH_OR_NAME`. Default with --learner ray, which alone opens it: `local:MODEL`."""
     name: str | None = None

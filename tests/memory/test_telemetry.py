@@ -156,7 +156,8 @@ def test_without_a_tracer_nothing_is_noted_and_trace_contexts_go_through() -> No
         traced.add_evaluation("user", 1.0)
     take_over_trace(CALLER)
     assert traceparent() == CALLER
-    take_over_trace("")
+    take_over_trace("<a text of a client>")
+    assert traceparent() == ""
     agent, learner, _ = make("icrl")
     agent.invoke({"messages": desk.ticket(0)[0]}, config("t0"))
     assert not any("traceparent" in entry for entry in learner.conversation("t0", tenant="acme").turns[0].advice)

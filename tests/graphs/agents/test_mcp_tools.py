@@ -138,12 +138,6 @@ async def test_a_fixed_value_of_the_scope_is_not_the_clients_to_choose() -> None
     )
 
 
-async def test_a_crash_tells_a_client_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Desk()
-    monkeypatch.setattr(one.learner, "explain", lambda *_, **__: 1 / 0)
-    assert await one.call("explain", id="a") == "ERROR Error executing tool explain"
-
-
 @pytest.mark.slow
 async def test_over_stdio_what_one_server_is_told_another_one_recalls(tmp_path: Path) -> None:
     """Two servers of one folder, one after the other, as a client starts them: nothing but the protocol is on stdout."""
