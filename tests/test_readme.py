@@ -16,6 +16,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from forks import run_python
 from nbclient import NotebookClient
 from ports import free_port
 
@@ -61,12 +62,14 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def run_alone(command: list[str], folder: Path, typed: str | None = None, **more: str) -> str:
-    """What a command prints that runs in a folder, without a network, with this text typed into it; it has to succeed."""
+    """What a command of Python prints that runs in a folder, without a network, with this text typed into it; it has to succeed."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, **NO_NETWORK, "PYTHONPATH": str(ROOT / "src"), "PATH": path, **more}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, input=typed, capture_output=True, text=True, timeout=240, check=False
-    )
+    if typed is None:
+        done = run_python(*command, folder=folder, environment=environment)
+    else:
+        fresh = [sys.executable, *command]
+        done = subprocess.run(fresh, cwd=folder, env=environment, input=typed, capture_output=True, text=True, check=False)
     assert (done.returncode, "Error" in done.stderr) == (0, False), done.stdout + done.stderr
     return done.stdout
 
@@ -93,17 +96,15 @@ def test_a_python_block_runs_alone_in_a_fresh_process(code: str, tmp_path: Path)
         pytest.importorskip("deepagents", reason="no package deepagents: pip install deepagents")
     (tmp_path / "pasted.py").write_text(code, encoding="utf-8")
     at_prompt = code in blocks("README.md", "python")
-    printed = (
-        run_alone([sys.executable, "-iq"], tmp_path, code) if at_prompt else run_alone([sys.executable, "pasted.py"], tmp_path)
-    )
+    printed = run_alone(["-iq"], tmp_path, code) if at_prompt else run_alone(["pasted.py"], tmp_path)
     assert printed.strip(), "every block shows what it did"
     if len(scores := re.findall(r"\d+\.\d+", printed.splitlines()[0])) >= 6:
         half = len(scores) // 2
         assert sum(map(float, scores[half:])) > sum(map(float, scores[:half])), "an agent that a page shows learns"
-    if "my-memory" in code:  # the folder outlives the process, and the output on the page is that of two runs
-        again = run_alone([sys.executable, "pasted.py"], tmp_path)
+    if at_prompt and "my-memory" in code:  # the folder outlives the process, and the output on the page is that of two runs
+        again = run_alone(["pasted.py"], tmp_path)
         assert printed + again in text("README.md")
-        shown = run_alone([sys.executable, "-m", "learngraph", "memory", "show", "my-memory"], tmp_path)
+        shown = run_alone(["-m", "learngraph", "memory", "show", "my-memory"], tmp_path)
         assert re.search(r"keep-test-0 +mine +16 ", shown)
 
 
@@ -163,7 +164,7 @@ def test_the_readmes_comparison_runs(tmp_path: Path) -> None:
     line = next(line for _, line in commands() if line.startswith("learngraph run icrl"))
     words = shlex.split(line, comments=True)[1:]
     short = [*words, "--seeds", "1", "--episodes", "2", "--workers", "1"]
-    printed = run_alone([sys.executable, "-m", "learngraph.graphs.cli.main", *short], tmp_path)
+    printed = run_alone(["-m", "learngraph.graphs.cli.main", *short], tmp_path)
     assert all(f"| {name}" in printed for name in ("icrl", "best-of-n", "reflexion"))
 
 

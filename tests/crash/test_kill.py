@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forks import start, start_python
+from forks import Python, start
 from in_process import play_in_process
 from waiting import wait_at_random, wait_until
 
@@ -166,15 +166,13 @@ def test_the_command_itself_is_killed(
 
     steps = here / "killed" / "jitrl-s0" / "steps.jsonl"
     for until in (1, 60) if whole_group else (15,):
-        process = start_python(["-m", "learngraph", *command("killed")], here / "said.txt")
-        wait_until(lambda until=until: lines(steps) >= until or not process.is_alive())
-        assert process.pid is not None
+        process = Python("-m", "learngraph", *command("killed"), said=here / "said.txt")
+        wait_until(lambda until=until: lines(steps) >= until or process.poll() is not None)
         if whole_group:
             os.killpg(process.pid, signal.SIGKILL)
         else:
             process.kill()
-        process.join()
-        assert process.exitcode == -signal.SIGKILL, (here / "said.txt").read_text()
+        assert process.wait() == -signal.SIGKILL, (here / "said.txt").read_text()
     shown = {}
     for folder in ("killed", "whole"):
         assert main(command(folder)) == 0

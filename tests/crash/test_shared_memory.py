@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -34,9 +33,9 @@ def write(where: str, name: str) -> None:
             memory.add(Trajectory(f"{name}/{n}", Task("t", "find it"), (step,), name, n))
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ChromaServer]:
-    running = ChromaServer(tmp_path)
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChromaServer]:
+    running = ChromaServer(tmp_path_factory.mktemp("server"))
     running.start()
     yield running
     running.kill()
@@ -80,8 +79,8 @@ def test_kills_of_writers_and_of_the_server_lose_and_double_nothing(server: Chro
 def test_a_reader_sees_another_writers_experience_once_it_reads_again(server: ChromaServer) -> None:
     step = Transition("kitchen", "take coin", 1.0)
     with ChromaStore.open(server.url) as one, ChromaStore.open(server.url) as two:
-        writer = Experiences(RecordStore(one, ("shared",), Trajectory))
-        reader = Experiences(RecordStore(two, ("shared",), Trajectory))
+        writer = Experiences(RecordStore(one, ("read",), Trajectory))
+        reader = Experiences(RecordStore(two, ("read",), Trajectory))
         assert reader.neighbours("kitchen", 1, task="t") == ()
         writer.add(Trajectory("r/0", Task("t", "find it"), (step,), "r", 0))
         reader.reload()
@@ -97,14 +96,14 @@ def test_a_server_that_stops_answering_is_waited_for_and_then_said(
     with ChromaStore.open(server.url) as store:
         server.process.send_signal(signal.SIGSTOP)
         threading.Timer(3, lambda: server.process and server.process.send_signal(signal.SIGCONT)).start()
-        store.put(("shared",), "k", {"n": 1})
-        item = store.get(("shared",), "k")
+        store.put(("slow",), "k", {"n": 1})
+        item = store.get(("slow",), "k")
         assert item is not None
         assert item.value == {"n": 1}
         monkeypatch.setattr(chroma_collections, "RESTART_SECONDS", 2.0)
         server.process.send_signal(signal.SIGSTOP)
         with pytest.raises(UserError, match="no Chroma server answers"):
-            store.put(("shared",), "k", {"n": 2})
+            store.put(("slow",), "k", {"n": 2})
         server.process.send_signal(signal.SIGCONT)
-        store.put(("shared",), "k", {"n": 3})
-        assert [item.value for item in store.search(("shared",))] == [{"n": 3}]
+        store.put(("slow",), "k", {"n": 3})
+        assert [item.value for item in store.search(("slow",))] == [{"n": 3}]

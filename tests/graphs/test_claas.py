@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 import urn
 from claas_settings import OPEN_GATE, changed
+from forks import run_python
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.messages.utils import convert_to_openai_messages
 from langgraph.checkpoint.memory import InMemorySaver
@@ -624,8 +623,7 @@ print(json.dumps({"whole": whole, "count": count, "found": found}))
 
 
 def killed(tmp_path: Path, every: int) -> dict[str, Any]:
-    run = [sys.executable, "-c", KILLED, str(Path(urn.__file__)), str(tmp_path), str(every)]
-    done = subprocess.run(run, capture_output=True, text=True, check=False, timeout=300)
+    done = run_python("-c", KILLED, Path(urn.__file__), tmp_path, every)
     assert done.returncode == 0, done.stderr[-2000:]
     told: dict[str, Any] = json.loads(done.stdout)
     assert len(told["whole"]["steps"]) == 2

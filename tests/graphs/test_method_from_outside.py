@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import rest_method
+from forks import run_python
 
 from learngraph.graphs import methods
 from learngraph.graphs.wiring import run
@@ -40,8 +41,7 @@ COMMAND = ["rest_method:METHOD", "--env", "toy", "--prior", "uniform", "--seeds"
 def learngraph(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """The real command, in a folder of its own; the module of the method lies on PYTHONPATH."""
     found = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), str(SUPPORT)]))
-    command = [sys.executable, "-m", "learngraph", *args]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env={**os.environ, "PYTHONPATH": found})
+    return run_python("-m", "learngraph", *args, folder=cwd, environment={**os.environ, "PYTHONPATH": found})
 
 
 # 1. The choice of its own

@@ -140,7 +140,7 @@ def _serve(keys: dict[str, str], flags: Sequence[str]) -> Iterator[str]:
                 if process.poll() is not None:
                     raise SystemExit(f"the service ended: {said[-2000:]}")
                 time.sleep(0.1)
-            yield said.split(" at ")[1].split("/v1,")[0]
+            yield said.split(" at ")[1].split("/v1;")[0]
         finally:
             process.terminate()
             process.wait()

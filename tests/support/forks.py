@@ -5,6 +5,7 @@ A test of what an import loads or needs starts a fresh one instead.
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import inspect
 import os
@@ -12,19 +13,27 @@ import runpy
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from subprocess import CompletedProcess
 from types import ModuleType
 from typing import Any
 
+from waiting import PATIENCE
+
 CONTEXT = get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
         *("learngraph.graphs.agents.jitrl", "learngraph.graphs.cli.run", "learngraph.graphs.experiments.harness"),
         *("learngraph.graphs.experiments.training_free.play", "learngraph.graphs.methods"),
-        *("learngraph.memory.storage.checkpoints", "learngraph.tools.environments.keyword_keep"),
+        *(
+            "learngraph.memory.storage.checkpoints",
+            "learngraph.memory.claas.replay",
+            "learngraph.tools.environments.keyword_keep",
+        ),
         *("learngraph.tools.local.model", "learngraph.tools.models.openai_model", "chromadb", "langchain.agents"),
     ]
 )
@@ -34,6 +43,7 @@ def start(target: Any, *arguments: Any) -> ForkServerProcess:
     """Start a function in a process of its own; the arguments are pickled."""
     process = CONTEXT.Process(target=_call, args=(target.__module__, inspect.getfile(target), target.__name__, arguments))
     process.start()
+    atexit.register(process.kill)  # a test that fails may leave it, and multiprocessing would wait for its end
     return process
 
 
@@ -48,47 +58,86 @@ def _call(module: str, file: str, name: str, arguments: Sequence[Any]) -> None:
     getattr(importlib.import_module(module), name)(*arguments)
 
 
-def start_python(
-    arguments: Sequence[str | Path],
-    said: Path,
-    errors: Path | None = None,
-    folder: Path | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> ForkServerProcess:
-    """Start `python ARGUMENTS` (`-c CODE`, `-m MODULE` or a file, and what follows), which leads a group of processes.
+class Python:
+    """A process `python ARGUMENTS`, used as one of `subprocess.Popen`; it leads a group of processes.
 
     Args:
-        arguments: what would stand after `python`.
-        said: file for what it prints.
-        errors: file for what it prints as errors; None: the same.
+        arguments: what would stand after `python`: `-c CODE`, `-m MODULE` or a file, and what follows.
+        said: file for what it prints; None: `stdout` reads it.
+        errors: file for what it prints as errors; None: it goes the same way.
         folder: where it works; None: here.
         environment: variables of its environment; None: those of this process.
     """
-    given = (list(map(str, arguments)), said, errors or said, folder or Path.cwd())
-    return start(_run, *given, dict(os.environ if environment is None else environment))
+
+    def __init__(
+        self,
+        *arguments: object,
+        said: Path | None = None,
+        errors: Path | None = None,
+        folder: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        receive, send = CONTEXT.Pipe(duplex=False)
+        variables = dict(os.environ if environment is None else environment)
+        place = (said or send, errors or said or send, folder or Path.cwd())
+        self.process = start(_run, list(map(str, arguments)), *place, variables)
+        send.close()
+        self.stdout = os.fdopen(os.dup(receive.fileno()), encoding="utf-8")
+        receive.close()
+        self.pid = self.process.pid or 0
+        self.kill, self.terminate = self.process.kill, self.process.terminate
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit status, minus the number of the signal that ended it; None: it is at work."""
+        return self.process.exitcode
+
+    def poll(self) -> int | None:
+        """Its exit status; None: it is at work."""
+        return self.process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal."""
+        os.kill(self.pid, number)
+
+    def wait(self, timeout: float = PATIENCE) -> int:
+        """Wait for its end, at most so many seconds; returns its exit status."""
+        self.process.join(timeout)
+        assert self.process.exitcode is not None, f"it did not end within {timeout:g} s"
+        return self.process.exitcode
+
+    def communicate(self, timeout: float = PATIENCE) -> tuple[str, None]:
+        """What it prints to its end."""
+        said = self.stdout.read()
+        self.wait(timeout)
+        self.stdout.close()
+        return said, None
 
 
 def run_python(
-    arguments: Sequence[str | Path], folder: Path | None = None, environment: Mapping[str, str] | None = None
+    *arguments: object, folder: Path | None = None, environment: Mapping[str, str] | None = None
 ) -> CompletedProcess[str]:
-    """Run `python ARGUMENTS` to its end, as `start_python` does."""
+    """Run `python ARGUMENTS` to its end."""
     with tempfile.TemporaryDirectory() as place:
         said, errors = Path(place, "said"), Path(place, "errors")
-        process = start_python(arguments, said, errors, folder, environment)
-        process.join()
-        assert process.exitcode is not None
-        return CompletedProcess(arguments, process.exitcode, said.read_text(), errors.read_text())
+        process = Python(*arguments, said=said, errors=errors, folder=folder, environment=environment)
+        return CompletedProcess(arguments, process.wait(), said.read_text(), errors.read_text())
 
 
-def _run(arguments: list[str], said: Path, errors: Path, folder: Path, environment: dict[str, str]) -> None:
+def _run(
+    arguments: list[str], said: Path | Connection, errors: Path | Connection, folder: Path, environment: dict[str, str]
+) -> None:
     os.setsid()
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    for path, stream, number in ((said, sys.stdout, 1), (errors, sys.stderr, 2)):
-        with path.open("a") as file:
+    for place, stream, number in ((said, sys.stdout, 1), (errors, sys.stderr, 2)):
+        with place.open("a") if isinstance(place, Path) else nullcontext(place) as file:
             os.dup2(file.fileno(), number)
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    for one in (said, errors):
+        if isinstance(one, Connection) and not one.closed:
+            one.close()
     kind, rest = (arguments[0], arguments[1:]) if arguments[0] in ("-c", "-m") else ("", arguments)
     sys.path[:0] = [str(Path(rest[0]).parent) if not kind else "", *environment.get("PYTHONPATH", "").split(os.pathsep)]
     sys.argv = [kind, *rest[1:]] if kind else rest
@@ -98,4 +147,4 @@ def _run(arguments: list[str], said: Path, errors: Path, folder: Path, environme
         module = sys.modules["__main__"] = ModuleType("__main__")
         exec(compile(rest[0], "<string>", "exec"), module.__dict__)
     else:
-        runpy.run_path(rest[0], run_name="__main__")
+        runpy.run_path(str(folder / rest[0]), run_name="__main__")

@@ -2,11 +2,10 @@
 
 import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forks import run_python
 from rich.console import Console
 
 from learngraph.graphs.cli import tutorial as module
@@ -16,13 +15,7 @@ from learngraph.memory.errors import UserError
 
 @pytest.mark.slow
 def test_the_terminal_plays_it_from_top_to_bottom() -> None:
-    ran = subprocess.run(
-        [sys.executable, "-m", "learngraph", "tutorial", "--terminal"],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=300,
-    )
+    ran = run_python("-m", "learngraph", "tutorial", "--terminal")
     assert ran.returncode == 0, ran.stderr
     assert "Your first walk" in ran.stdout
     assert "object at 0x" not in ran.stdout  # pictures are shown as their drawings

@@ -6,8 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from forks import Python
 from openai_server import OpenAIServer
 from waiting import wait_until
 
@@ -66,21 +65,10 @@ def service(folder: Path, url: str) -> Iterator[tuple[Any, Any]]:
     """A client for each of two tenants; the process ends as kill -9 ends it."""
     keys, log = folder / "keys.yaml", folder / "log"
     keys.write_text("acme: {keys: [ka]}\nrival: {keys: [kb]}\n")
-    command = [
-        sys.executable,
-        "-m",
-        "learngraph",
-        "serve",
-        "--model",
-        "openai:gpt",
-        "--base-url",
-        url,
-        "--learn",
-        "reasoning-bank",
-    ]
+    command = ["-m", "learngraph", "serve", "--model", "openai:gpt", "--base-url", url, "--learn", "reasoning-bank"]
     command += ["--keys", str(keys), "--out", str(folder / "out"), "--port", "0"]
-    with log.open("w") as errors:
-        process = subprocess.Popen(command, stderr=errors, cwd=folder)
+    log.write_text("")
+    process = Python(*command, errors=log, folder=folder)
     try:
         wait_until(lambda: " at http" in log.read_text() or process.poll() is not None)
         assert process.poll() is None, log.read_text()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import urn
 from claas_settings import OPEN_GATE, changed
+from forks import Python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from urn_service import JAM, idle, metric, serving, teach, turns
@@ -676,13 +676,12 @@ asyncio.run(run())
 async def test_killed_while_it_learns_it_goes_on(tmp_path: Path) -> None:
     """kill -9: no exchange lost, none trained on more often than allowed, no step twice."""
     rooms = [str(Path(urn.__file__).parent), str(Path(urn.__file__).parents[1])]
-    with subprocess.Popen([sys.executable, "-c", CHATTER, str(tmp_path), *rooms], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        told = []
-        for line in process.stdout:
-            told.append(line.split())
-            if int(told[-1][1]) >= 3:
-                process.kill()  # lines that are in the pipe still come
+    process, told = Python("-c", CHATTER, tmp_path, *rooms), []
+    for line in process.stdout:
+        told.append(line.split())
+        if int(told[-1][1]) >= 3:
+            process.kill()  # lines that are in the pipe still come
+    process.wait()
     async with serving(tmp_path, JAM) as service:
         await teach(service, 8, start=10_000)
         rows = await service.experiences(ExchangeQuery("acme", limit=10_000))

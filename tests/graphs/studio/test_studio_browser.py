@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -12,6 +10,7 @@ from typing import Any
 
 import browser
 import pytest
+from forks import run_python
 from langgraph.checkpoint.memory import InMemorySaver
 from studio_runs import play_run, write_long_run, write_settings, write_steps
 from waiting import PATIENCE, let_others_run
@@ -252,7 +251,7 @@ async def test_a_node_is_put_in_by_a_click_and_moved_by_the_mouse_and_the_python
             await click(opened, ".toolbar button", "Write")
             await until(opened, "document.querySelector('.note.good').textContent.includes('Wrote agent.py')")
     run = "import agent; print(agent.graph.invoke({'task': agent.world.task(0), 'run': 'r', 'episode': 0})['score'])"
-    made = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, check=True)
+    made = run_python("-c", run)
     assert float(made.stdout) > 0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections import Counter
@@ -18,6 +17,7 @@ import bench_serving
 import httpx
 import psycopg
 import pytest
+from forks import Python
 from postgres_server import BIN, PostgresServer, temporary_server
 from urn_service import idle, serving, turns
 from waiting import PATIENCE, let_others_run, wait_at_random, wait_until
@@ -70,13 +70,13 @@ def url(server: PostgresServer, request: pytest.FixtureRequest) -> str:
     return server.make_database(request.node.name[:60].lower().replace("[", "_").replace("]", ""))
 
 
-def start(what: str, url: str, name: str, count: int) -> subprocess.Popen[str]:
+def start(what: str, url: str, name: str, count: int) -> Python:
     paths = os.pathsep.join(sys.path)  # of pytest, which knows the folders of helpers
-    command = [sys.executable, "-c", WORKER, str(Path(__file__).parent), what, url, name, str(count)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": paths})
+    environment = os.environ | {"PYTHONPATH": paths}
+    return Python("-c", WORKER, Path(__file__).parent, what, url, name, count, environment=environment)
 
 
-def wait_for_lines(process: subprocess.Popen[str], count: int) -> None:
+def wait_for_lines(process: Python, count: int) -> None:
     assert process.stdout is not None
     for _ in range(count):
         assert process.stdout.readline()
@@ -99,7 +99,7 @@ def test_writers_and_learners_are_killed_and_each_feedback_counts_once(server: P
     server.start()
     again = start("write", url, "b", count)
     for process in (*writers, *learners, again):
-        process.communicate(timeout=180)
+        process.communicate()
         assert process.returncode == 0
     with Replay(url, LIMITS) as replay:
         rows = replay.rows(ExchangeQuery("acme", limit=10 * count))
@@ -122,7 +122,7 @@ def test_one_process_learns_for_an_adapter_until_it_dies(url: str) -> None:
         "import signal, sys\nfrom learngraph.memory.claas.replay import Replay\n"
         "replay = Replay(sys.argv[1])\nprint(replay.claim('acme', 'default'), flush=True)\nsignal.pause()"
     )
-    other = subprocess.Popen([sys.executable, "-c", code, url], stdout=subprocess.PIPE, text=True)
+    other = Python("-c", code, url)
     assert other.stdout is not None
     assert other.stdout.readline() == "True\n"
     with Replay(url) as replay:

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ import httpx
 import numpy as np
 import pytest
 from chroma_server import chroma_server
+from forks import Python, run_python
 from langchain_core.embeddings import Embeddings
 from langgraph.store.base import GetOp, PutOp, SearchOp
 from waiting import PATIENCE, wait_at_random, wait_until
@@ -176,9 +176,9 @@ def test_vectors_of_another_size_than_said_are_refused() -> None:
 # Ownership
 
 
-def child(code: str, *args: object) -> subprocess.Popen[str]:
+def child(code: str, *args: object) -> Python:
     code = "import signal, sys\nfrom learngraph.memory.storage.chroma_store import ChromaStore\n" + code
-    return subprocess.Popen([sys.executable, "-c", code, *map(str, args)], stdout=subprocess.PIPE, text=True)
+    return Python("-c", code, *args)
 
 
 @pytest.mark.slow
@@ -329,7 +329,7 @@ for i in range(0, 100, 2):
     with ChromaStore.open(tmp_path) as store:
         for start in range(0, 100, 25):
             store.batch([PutOp(NS, str(i), {"text": f"secret-{i:03d} " * 100}) for i in range(start, start + 25)])
-    subprocess.run([sys.executable, "-c", delete], check=not killed)
+    assert run_python("-c", delete).returncode == (9 if killed else 0)
     with ChromaStore.open(tmp_path) as store:
         assert sorted(map(int, everything(store))) == list(range(1, 100, 2))
     left = b"".join(path.read_bytes() for path in tmp_path.glob("chroma.sqlite3*"))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from hashlib import blake2b
@@ -14,6 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from forks import Python
 from langgraph.graph import START, StateGraph
 from learning_agents import FORGOTTEN, forget_one
 from postgres_server import BIN, PostgresServer, temporary_server
@@ -181,13 +180,13 @@ def test_a_run_whose_server_is_killed_ends_as_an_unbroken_one(
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute("DROP SCHEMA public CASCADE")
         connection.execute("CREATE SCHEMA public")
-    broken = subprocess.Popen([sys.executable, "-m", "learngraph", *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    broken = Python("-m", "learngraph", *command)
     wait_until(lambda: broken.poll() is not None or list(out.glob("*/episodes.jsonl")))
     assert broken.poll() is None
     server.stop()
     wait_at_random(Random(0), 0.5)
     server.start()
-    said = broken.communicate(timeout=120)[0].decode()
+    said = broken.communicate()[0]
     assert "Traceback" not in said
     assert "sesame" not in said
     assert main(command) == 0
@@ -217,5 +216,5 @@ def test_a_server_that_is_shut_down_ends_a_run_in_a_sentence(server: PostgresSer
 def test_processes_that_begin_at_once_make_the_tables_once(database: str) -> None:
     """A saver that waited for its turn inside the server would stop the one whose turn it is: both end in a deadlock."""
     code = f"from learngraph.memory.storage.checkpoints import open_checkpoints\nwith open_checkpoints({database!r}): print('open')"
-    begun = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    assert [(one.communicate(timeout=120)[0], one.returncode) for one in begun] == [("open\n", 0)] * 4
+    begun = [Python("-c", code) for _ in range(4)]
+    assert [(one.communicate()[0], one.returncode) for one in begun] == [("open\n", 0)] * 4

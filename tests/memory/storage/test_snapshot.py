@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
 from collections.abc import Sequence
@@ -17,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forks import Python
 from waiting import wait_at_random
 from xxhash import xxh3_128_hexdigest
 
@@ -360,7 +359,7 @@ def test_a_kill_at_any_moment_leaves_a_memory_that_answers_as_one_made_anew(tmp_
         tests=str(Path(__file__).parent), support=str(Path(__file__).parents[2] / "support"), place=str(tmp_path)
     )
     for _ in range(6):
-        writer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        writer = Python("-c", code)
         assert writer.stdout is not None
         for _ in range(draw.randrange(3, 12)):
             stored = int(writer.stdout.readline())

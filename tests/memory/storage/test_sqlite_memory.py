@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forks import Python
 from langgraph.store.base import GetOp, PutOp
 
 from learngraph.memory.conversations.store import ConversationStore, Turn
@@ -55,7 +54,7 @@ with SqliteMemory.open(sys.argv[1]) as store:
 
 @pytest.mark.slow
 def test_processes_share_a_folder(tmp_path: Path) -> None:
-    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), name]) for name in ("x", "y", "z")]
+    writers = [Python("-c", WRITER, tmp_path, name) for name in ("x", "y", "z")]
     assert [one.wait() for one in writers] == [0, 0, 0]
     with SqliteMemory.open(tmp_path) as store:
         assert len(store.search(("a",), limit=1000)) == 300

@@ -6,8 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import run_python
 from hypothesis import given
 from hypothesis import strategies as st
 from waiting import has_ended, wait_until
@@ -225,7 +224,7 @@ def test_a_process_does_not_outlive_its_host() -> None:
         "    workers = Workers(max_workers=1); workers.ask('normal', answer='1')\n"
         "    print(workers._free[0].process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_python("-c", code)
     wait_until(lambda: has_ended(int(done.stdout)))
 
 

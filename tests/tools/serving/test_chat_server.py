@@ -15,6 +15,7 @@ from typing import Any
 import chat_backend
 import httpx
 import pytest
+from forks import Python
 from pydantic import ValidationError
 from waiting import wait_until
 
@@ -679,8 +680,6 @@ def test_an_address_in_use_is_an_error_in_words() -> None:
 def test_a_signal_ends_it_in_order(tmp_path: Path) -> None:
     """SIGTERM: the stream under way is finished, then `serve` returns."""
     import signal
-    import subprocess
-    import sys
 
     program = tmp_path / "server.py"
     program.write_text(
@@ -691,7 +690,7 @@ def test_a_signal_ends_it_in_order(tmp_path: Path) -> None:
         "asyncio.run(c.chat_server.serve(application, port=0, on_ready=lambda url: print(url, flush=True)))\n"
         "print('in order', flush=True)\n"
     )
-    process = subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE, text=True)
+    process = Python(program)
     assert process.stdout is not None
     try:
         url = process.stdout.readline().strip()

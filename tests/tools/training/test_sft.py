@@ -4,8 +4,6 @@ import itertools
 import json
 import random
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from chats import CHATS, Chat, chat, reply_scores
+from forks import Python
 from lora_steps import cross_entropy, reply_logits, step
 from waiting import wait_at_random, wait_until
 
@@ -148,7 +147,7 @@ def test_a_killed_training_leaves_no_folder_that_looks_finished(tiny: str, tmp_p
         "sft.train(chats, LocalChatModel(model=sys.argv[1]), sft.FineTuningSettings(epochs=100_000), Path(sys.argv[3]))\n"
     )
     data = written(CHATS, tmp_path / "data.jsonl")
-    process = subprocess.Popen([sys.executable, "-c", code, tiny, str(data), str(tmp_path / "out")])
+    process = Python("-c", code, tiny, data, tmp_path / "out")
     wait_until((tmp_path / "out.part").exists)
     wait_at_random(Random(0), 0.5)
     process.send_signal(signal.SIGKILL)
