@@ -159,7 +159,7 @@ class AdaMEM:
     retrieval_key: KeyName = "structured"
     """phi(s_t): `structured`, of the goal and the present state; `whole`, of the whole prompt with its history, as in the paper."""
     outcomes: OutcomeFilter = "all"
-    """Precedents come from trajectories that were a `success`, a `failure`, or `all`; `mixed`: k of each. Paper: success."""
+    """The trajectories that precedents come from: those of a `success` (paper), or `all`."""
     success_threshold: float | None = field(default=None, metadata=SHARED)
     """The return from which a trajectory counts as a success; the environment's own threshold if not given."""
     min_similarity: float | None = None
@@ -245,7 +245,7 @@ class AdaMEM:
         """The long-term memory: the trajectories of the bank, and those that the run itself adds.
 
         Raises:
-            UserError: `outcomes` asks for successes or failures and the return of a success is unknown, the bank holds nothing
+            UserError: `outcomes` asks for successes and the return of one is unknown, the bank holds nothing
                 of this environment, or there is no such embedder.
         """
         if self.outcomes != "all":

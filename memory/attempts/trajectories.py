@@ -45,8 +45,8 @@ __all__ = [
     "whole_prompt_key",
 ]
 
-OutcomeFilter = Literal["success", "failure", "all", "mixed"]
-"""The trajectories to search, by outcome; `mixed`: k of the successes and k of the failures."""
+OutcomeFilter = Literal["success", "all"]
+"""The trajectories to search, by outcome."""
 
 KeyFunction = Callable[[Task, Sequence[Transition], str], str]
 """(task, the steps before, the present abstract state) -> phi(s_t), the text by which the step is found."""
@@ -323,7 +323,7 @@ class Trajectories:
 
         Args:
             key: phi(s_t), see `key`.
-            k: the number of records, at least 1; with `mixed`, k successes and k failures, merged by similarity.
+            k: the number of records, at least 1.
             kind: the trajectories to search; those of unknown outcome are found only with `all`.
             min_similarity: the least similarity, in [0, 1], for cosines in [-1, 1]; None: the default of the memory's
                 comparison (`Similarity.default_floor`). Keys without a common token are never similar.
@@ -344,18 +344,13 @@ class Trajectories:
         """
         min_similarity = self.similarity.default_floor if min_similarity is None else min_similarity
         self._check_query(k, kind, min_similarity, per_trajectory)
-        sides: tuple[OutcomeFilter, ...] = ("success", "failure") if kind == "mixed" else (kind,)
+        filters = kind, domain, task, before
         with self._lock:
-            if not any(self._among((side, domain, task, before), distinct).any() for side in sides):
+            if not self._among(filters, distinct).any():
                 return []
         reading = self.similarity.read_query(key)  # outside the lock: an encoder is slow
         with self._lock:
-            found: list[tuple[float, int]] = []
-            for side in sides:
-                among = self._among((side, domain, task, before), distinct)
-                found += self._nearest(reading, k, min_similarity, per_trajectory, among)
-            if kind == "mixed":
-                found.sort(reverse=True)
+            found = self._nearest(reading, k, min_similarity, per_trajectory, self._among(filters, distinct))
             return [self._precedent(row, similarity) for similarity, row in found]
 
     def _check_query(self, k: int, kind: OutcomeFilter, min_similarity: float, per_trajectory: int) -> None:
@@ -418,8 +413,8 @@ class Trajectories:
         shown = has["domain"] == self._names.get(domain, -1)
         if task is not None:
             shown &= has["task"] == self._names.get(task, -1)
-        if kind != "all":
-            shown &= has["success"] == (kind == "success")
+        if kind == "success":
+            shown &= has["success"] == 1
         if before is not None:
             shown &= ~((has["own"] == 1) & (has["run"] == self._names.get(before[0], -1)) & (has["episode"] >= before[1]))
         rows: NDArray[np.bool_] = np.repeat(shown, has["count"])

@@ -152,7 +152,7 @@ def worlds(draw: st.DrawFn) -> tuple[list[Trajectory], list[Trajectory]]:
 questions = st.fixed_dictionaries(
     {
         "k": st.integers(1, 6),
-        "kind": st.sampled_from(["success", "failure", "all", "mixed"]),
+        "kind": st.sampled_from(["success", "all"]),
         "min_similarity": st.sampled_from([0.0, 0.2, 0.35, 1.0]),
         "per_trajectory": st.integers(0, 2),
         "distinct": st.booleans(),
@@ -217,11 +217,7 @@ def brute(
             left.remove(free[0])
         return picked
 
-    if kind == "mixed":
-        both = [*chosen({True}), *chosen({False})]
-        both.sort(key=lambda r: (r[0], r[1], r[2]), reverse=True)
-    else:
-        both = chosen({"success": {True}, "failure": {False}, "all": {True, False, None}}[kind])  # type: ignore[arg-type]
+    both = chosen({True} if kind == "success" else {True, False, None})
     return [Precedent(t.id, step, alike, is_rewarded(t)) for alike, _, step, t in both]
 
 
@@ -297,15 +293,13 @@ def test_kinds_by_outcome_and_what_nobody_knows_only_with_all():
     ]
     memory = filled(stored)
     assert names(memory, "door black", kind="success") == ["a/0/0"]
-    assert names(memory, "door black", kind="failure") == ["a/1/0"]
     assert names(memory, "door black") == ["a/2/0", "a/1/0", "a/0/0"]  # equals: newest first
-    assert names(memory, "door black", 1, kind="mixed") == ["a/1/0", "a/0/0"]  # one of each
     assert [p.success for p in memory.search(structured_key(Task("t", GOALS[0]), (), "door black"), 3)] == [None, False, True]
 
 
 def test_success_is_what_the_memory_is_told():
     memory = filled([attempt(("door", "go", 0.75))], success=lambda t: t.value == 1)
-    assert names(memory, "door", kind="failure") == ["a/0/0"]
+    assert names(memory, "door", kind="success") == []
 
 
 step_lists = st.lists(
@@ -321,12 +315,12 @@ def test_rewards_that_change_in_an_open_memory_are_found_as_in_one_made_anew(pla
     memory = filled(stored.values())
     asked = [
         {"kind": kind, "distinct": distinct, "per_trajectory": 0, "before": before}
-        for kind in ("all", "success", "failure", "mixed")
+        for kind in ("all", "success")
         for distinct in (False, True)
         for before in (None, ("a", 2))
     ]
     for _ in range(4):
-        for filters in asked[data.draw(st.integers(0, 8)) :][:8]:  # so many masks are kept
+        for filters in asked[data.draw(st.integers(0, 4)) :]:
             ask(memory, "door black", **filters)
         n = data.draw(st.sampled_from(sorted(stored)))
         rewards = data.draw(st.lists(st.sampled_from([0.0, 1.0, None]), min_size=4, max_size=4))
@@ -431,7 +425,7 @@ def test_a_bank_that_is_none_is_refused_with_file_and_line(tmp_path: Path, conte
 
 def test_an_empty_memory_finds_nothing():
     memory = Trajectories()
-    assert (len(memory), names(memory, "door"), names(memory, "door", kind="mixed")) == (0, [], [])
+    assert (len(memory), names(memory, "door"), names(memory, "door", kind="success")) == (0, [], [])
     memory.add(attempt())  # a trajectory without steps: stored, never found
     assert (len(memory), names(memory, "door")) == (0, [])
     assert memory.trajectory("a/0") == attempt()
@@ -445,7 +439,7 @@ def test_an_empty_memory_finds_nothing():
         ({"min_similarity": -0.1}, "a least similarity of -0.1: similarities are between 0 and 1"),
         ({"min_similarity": math.nan}, "a least similarity of nan"),
         ({"per_trajectory": -1}, "at most -1 precedents of one trajectory: at least 1, or 0 for any number"),
-        ({"kind": "good"}, "precedents of the kind 'good': there are success, failure, all, mixed"),
+        ({"kind": "good"}, "precedents of the kind 'good': there are success, all"),
     ],
 )
 def test_bad_questions_are_refused_in_words(asked: dict[str, Any], said: str) -> None:

@@ -188,7 +188,7 @@ def test_a_step_costs_one_call_of_the_encoder_and_a_repeat_none():
     assert embed.calls == 1
     states = ["door black", "door red", "gate troll", "door black"]
     for step, state in enumerate(states):
-        memory.search(key(state), 3, kind="mixed", before=("a", 1))
+        memory.search(key(state), 3, before=("a", 1))
         memory.search(key(state), 1, min_similarity=0.5)  # asked twice in one step
         assert embed.calls <= step + 2
     memory.add(attempt(*states, number=1))  # stored with the vectors that it was looked up with
