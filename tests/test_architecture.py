@@ -27,6 +27,7 @@ MAY_IMPORT = {
         "memory.search.sections",
         "memory.search.encoders",
     },
+    "tools/traces/": {"tools", "memory.errors", "memory.conversations.recorded"},
     "tools/training/": {
         "tools",
         "memory.records",

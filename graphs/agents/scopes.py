@@ -14,7 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypedDict, TypeVar, Unpack
@@ -25,14 +25,16 @@ from langchain_core.messages import AnyMessage
 from langgraph.store.base import BaseStore
 
 from ...memory.conversations.messages import StateKey, goal_and_last_turn
-from ...memory.conversations.screen import Screen, others_texts
+from ...memory.conversations.recorded import ConversationSource
+from ...memory.conversations.screen import Screen
 from ...memory.conversations.store import Conversation, ConversationStore, Rating, RatingOptions, finite_reward
 from ...memory.errors import UserError, plural
 from ...memory.records import Trajectory
 from ...memory.telemetry import memory_names, span
-from .agent_identity import DOMAIN, ROOT, AgentIdentity
+from .agent_identity import ROOT, AgentIdentity
+from .intake import Admitted, ImportReport, Intake, days_before, write_lift
 from .lift import Lift, TrialLedger, TrialPlan, retirement
-from .reward_sources import RewardScale, rank_rewards, rating_text
+from .reward_sources import RewardScale, RewardSource, rank_rewards, rating_text
 from .scope_values import AgentScope, ScopeValue
 from .status import LearnerStatus
 from .user_share import within_share
@@ -56,6 +58,8 @@ OPENING_PATIENCE = 0.3
 """Seconds that a first call waits for such a memory."""
 MOST_SHARED = 200
 """Conversations that are recalled where users share, for the few that are shown."""
+LOOK_BACK_DAYS = 7.0
+"""Days before the last import that the next one reads again."""
 MAX_SCOPES = 1_000
 """Scopes whose memories are held open at once; the least recently used is closed."""
 
@@ -373,24 +377,59 @@ class ScopedLearner(Generic[Index]):
         return self._conversations(scope).conversation(thread_id)
 
     def import_trajectories(self, path: Path | str, **scope: ScopeValue) -> int:
-        """Take in rated conversations of a file, such as one of `learngraph memory import`; returns their number.
+        """Take in rated conversations of a file, such as what another learner exported; returns the number of rated stretches learned.
 
-        They become this agent's, whatever agent they were recorded of; without `task=`, attempts at the same as all others. They pass
-        the screen: one that reads like instructions is quarantined, and is taken in by another import once it is released.
+        They become this agent's, whatever agent they were recorded of; without `task=`, attempts at the same as all others. They are
+        kept as its own are: screened, held if all is, and without what only tools have said (memory/conversations/origins.py).
+        """
+        intake = Intake(self.screen, self.rewards, self.state_key, self.agent.listed, self._task, self._raters, self.user)
+        return self._take_in(self._labels(scope), intake.read_file(path))
+
+    def import_conversations(
+        self,
+        source: ConversationSource,
+        *,
+        reward: RewardSource | None = None,
+        since: str = "",
+        dry_run: bool = False,
+        write_back: bool = False,
+        **scope: ScopeValue,
+    ) -> ImportReport:
+        """Take in conversations that another tool has recorded, as if the agent had just had them; twice gives the same.
+
+        Args:
+            source: a service, or its export (`open_traces` in tools/traces/sources.py).
+            reward: a source of rewards in the place of the recorded ones.
+            since: the time from which they are read (ISO 8601). Not given: of a service, a week before the newest one of the import
+                before, since feedback comes late.
+            dry_run: whether to read alone, and keep nothing.
+            write_back: whether to write the lift of this memory back as a score.
+            scope: the values of the scope, as in `feedback`. A conversation whose run was given another value is left out.
+
+        Raises:
+            UserError: the source cannot be read, or takes no scores.
         """
         labels = self._labels(scope)
+        place = (*labels, "imports")
+        mark = self.agent.store.get(place, source.name) if source.name else None
+        until = str(mark.value["until"]) if mark else ""
+        found = list(source.read(days_before(since, 0) or days_before(until, LOOK_BACK_DAYS)))
+        intake = Intake(self.screen, self.rewards, self.state_key, self.agent.listed, self._task, self._raters, self.user)
+        kept, report = intake.read(found, source.rater, reward, scope)
+        if not dry_run:
+            report.learned = self._take_in(labels, kept)
+            if source.name and (newest := max([until, *(one.at for one in found)])):
+                self.agent.store.put(place, source.name, {"until": newest}, index=False)
+        if write_back and not dry_run:
+            trials = self._memory(labels).conversations.trials.all()
+            report.written = write_lift(source, trials, {one.id: one.trace for one in found})
+        return report
 
-        def adopt(one: Trajectory) -> Trajectory:
-            *before, last = one.transitions
-            reward = None if last.reward is None else self.rewards.read(last.reward)
-            task = one.task if self._task is not None else replace(one.task, id=DOMAIN)
-            done = (*before, replace(last, reward=reward))
-            one = replace(one, transitions=done, score=reward or 0.0, domain=DOMAIN, task=task)
-            if (found := self.screen.suspicion(*others_texts(one))) is not None:
-                self.keep_out(labels, one.run or one.id.rpartition("/")[0], f"what was imported {found.reason}", found.digest)
-            return self.screen.redact_trajectory(one)
-
-        return self._memory(labels).conversations.import_trajectories(path, adopt)
+    def _take_in(self, labels: tuple[str, ...], found: Sequence[Admitted]) -> int:
+        for one in found:
+            if one.suspicion is not None:
+                self.keep_out(labels, one.conversation.id, *one.suspicion)
+        return self._memory(labels).conversations.take_in([one[:2] for one in found])
 
     def close(self) -> None:
         """Close the store of a folder or a URL, which another learner may open then; one that the app gave stays open."""

@@ -22,7 +22,7 @@ USAGE = """\
 usage: learngraph memory show PATH | export PATH FILE | import FILE --into PATH | prune PATH --keep-last N | library --help
 
 PATH is a memory, or (but for import) a folder or server with several. FILE for import holds trajectories, or conversations of
-other tools (OpenAI messages, LangSmith), which `import FILE --out FILE` turns into trajectories. A run with `--memory DIR` keeps them in
+other tools (`import FILE|URL --from langsmith|langfuse|mlflow|otlp|openai`) that an agent learns from. A run with `--memory DIR` keeps them in
 DIR/<method>-s<seed>, a run with `--memory http://host:port` in http://host:port/<method>-s<seed>, any other in its folder.
 With `--memory postgresql://host/database` they are in postgresql://host/database/<method>-s<seed>."""
 

@@ -1,123 +1,137 @@
-"""`learngraph memory import FILE`: add episodes to a memory, also from conversations that other tools recorded.
+"""`learngraph memory import FILE`: add episodes to a memory, or conversations that another tool has recorded to an agent's.
 
-    learngraph memory import trajectories.jsonl --into runs/mine/jitrl-s0/memory
-    learngraph memory import traces.jsonl --out trajectories.jsonl --agent-name support
-
-A learner takes the trajectories in with `learner.import_trajectories("trajectories.jsonl", tenant="acme")`.
+learngraph memory import trajectories.jsonl --into runs/mine/jitrl-s0/memory
+learngraph memory import traces.jsonl --from langsmith --into my-memory --agent-name support --feedback-key user_score
+learngraph memory import https://cloud.langfuse.com --from langfuse --learner my_app:learner --scope tenant=acme
 """
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Annotated, Any, Literal
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from ...memory.errors import CommandError, UserError, plural
+from ..agents.scopes import ScopedLearner
 from ..arms import find_user_object
 from ..experiments.folder import memory_location
 from ..experiments.progress import say
 from .flags import parse_flags
 
-if TYPE_CHECKING:
-    from ...memory.records import Trajectory
-
 __all__ = []
+
+FROM = "--from langsmith, langfuse, mlflow, otlp or openai"
 
 
 @dataclass(frozen=True)
 class MemoryImportOptions:
-    """Options of `learngraph memory import`: the file, its form, where rewards come from, and where it goes."""
+    """Options of `learngraph memory import`: what is read, its form, where rewards come from, and where it goes."""
 
-    file: Positional[Path]
-    """Trajectories, one a line, as `learngraph memory export` writes them; or conversations: JSON lines, or one JSON document."""
+    source: Positional[str]
+    """A file; or the URL of a service that traces agents, which is read from the last import on. Its key is in LANGSMITH_API_KEY,
+    LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY, or MLFLOW_TRACKING_TOKEN."""
+    form: Annotated[Literal["openai", "langsmith", "langfuse", "mlflow", "otlp"] | None, arg(name="from")] = None
+    """The tool that has recorded conversations. If not given, the file holds episodes, as `learngraph memory export` writes them."""
     into: str | None = None
-    """The memory that they are added to: a directory, `http://host:port/NAME`, or `postgresql://host/database/NAME`."""
-    out: Path | None = None
-    """The file to write in place of a memory."""
-    form: Literal["openai", "langsmith"] | None = None
-    """The form of the records: OpenAI's chat messages, or runs of LangSmith. If not given, it is found out."""
-    feedback_key: str | None = None
-    """The key of LangSmith's feedback that is the reward, where runs have several."""
+    """The memory that is added to: of a run (episodes), or of an agent (conversations); a directory or a URL."""
+    learner: str | None = None
+    """In place of --into, the learning middleware of an app, with its screen and its scale of rewards: MODULE:NAME."""
+    agent_name: str = "agent"
+    """The name of the agent that is to learn, with --into."""
+    scope: tuple[str, ...] = ()
+    """The values of its scope: tenant=acme. Runs that were given another value are left out."""
+    project: str = ""
+    """LangSmith's project, or MLflow's experiment."""
+    feedback_key: str = ""
+    """The key of the feedback that is the reward, where traces have several."""
+    feedback_values: tuple[str, ...] = ()
+    """What categories of that feedback are worth: good=1 bad=0."""
+    reward_range: tuple[float, float] | None = None
+    """The least and the greatest reward, such as 1 5, with --into; if not given, they are from -1 to 1."""
     reward: str | None = None
     """A function from the messages of a conversation to the reward, in the place of the recorded one: MODULE:NAME."""
-    agent_name: str = "agent"
-    """The name of the agent (`name=` of its middleware) that is to learn from conversations."""
-    state_key: str | None = None
-    """A function from the messages that were read to the text of the state, as in the middleware: MODULE:NAME."""
+    since: str = ""
+    """The time from which a service is read, such as 2026-11-01; if not given, that of the last import, less a week."""
+    dry_run: bool = False
+    """Say what would be imported, and keep nothing."""
+    write_back: bool = False
+    """Write the lift of the memory back to the service, as a score."""
 
     def __post_init__(self) -> None:
-        if (self.into is None) == (self.out is None):
-            raise CommandError("learngraph memory import takes either --into MEMORY or --out FILE")
-        if self.out is not None and self.out.resolve() == self.file.resolve():
-            raise CommandError(f"--out {self.out} is the file that is read; give another one")
+        if (self.into is None) == (self.learner is None):
+            raise CommandError("give either --into MEMORY or, for conversations, --learner MODULE:NAME")
+        if self.form is None and (self.learner or "://" in self.source):
+            raise CommandError(f"say what has recorded these conversations: {FROM}")
 
 
 def import_file(args: Sequence[str]) -> int:
-    """Read trajectories or conversations, and add them to a memory or write them to a file. Returns the exit status."""
+    """Read episodes or conversations, and add them to a memory. Returns the exit status."""
     options = parse_flags(MemoryImportOptions, args, "learngraph memory import", (__doc__ or "").partition("\n\n")[0])
-    from ...memory.storage.record_store import write_jsonl
+    return _import_conversations(options) if options.form else _import_episodes(options.source, options.into or "")
 
-    if options.into is not None:
-        _check_memory(options.into)
-    made = _read_trajectories(options)
-    if not made:
-        raise CommandError(f"nothing was read from {options.file}: it holds no conversation in which an agent did something")
-    if options.into is not None:
-        _store(made, options.into)
-        say(plural(len(made), "episode"))
-        return 0
-    assert options.out is not None
-    write_jsonl(made, options.out)
-    unrated = sum(one.value is None for one in made)
-    say(f"{plural(len(made), 'conversation')} in {options.out}, {len(made) - unrated} with a reward")
-    if unrated == len(made):
-        say("nothing can be learned from conversations without a reward by memories of returns: give --reward MODULE:NAME")
+
+def _import_conversations(options: MemoryImportOptions) -> int:
+    from ...tools.traces.sources import open_traces
+    from ...tools.traces.spans import RewardKey
+    from ..agents.methods import make_learner
+
+    assert options.form is not None
+    scope, values = _pairs(options.scope, "tenant=acme"), _pairs(options.feedback_values, "good=1")
+    try:
+        worth = {name: float(value) for name, value in values.items()}
+    except ValueError as error:
+        raise CommandError(f"--feedback-values gives each category a number, such as good=1 bad=0 ({error})") from error
+    reward = _find_object(options.reward, Callable, "my_app:reward") if options.reward else None  # type: ignore[arg-type]
+    feedback = RewardKey(options.feedback_key, worth)
+    source = open_traces(options.source, options.form, project=options.project, feedback=feedback)
+    if options.learner:
+        learner = _find_object(options.learner, ScopedLearner, "my_app:learner")
+    else:
+        names = [name if value else f"{name}?" for name, value in scope.items()] or ["tenant?"]
+        settings = {"name": options.agent_name, "scope": names, "user": "user_id", "reward_range": options.reward_range}
+        learner = make_learner("icrl", options.into or "", None, **settings)  # what is kept is the same for all methods
+    with closing(learner):
+        done = {"since": options.since, "dry_run": options.dry_run, "write_back": options.write_back}
+        found = learner.import_conversations(source, reward=reward, **done, **scope)
+    print(found)
+    if not options.dry_run:
+        print(f"{options.into or options.learner} learns from {plural(found.learned, 'rated turn')} of them")
     return 0
 
 
-def _read_trajectories(options: MemoryImportOptions) -> list[Trajectory]:
-    from ...memory.conversations import traces
-    from ...memory.conversations.messages import goal_and_last_turn
+def _pairs(given: Sequence[str], example: str) -> dict[str, str]:
+    if wrong := [one for one in given if "=" not in one]:
+        raise CommandError(f"asked for NAME=VALUE, such as {example}; got {wrong[0]}")
+    return {one.partition("=")[0]: one.partition("=")[2] for one in given}
+
+
+def _find_object(name: str, kind: type, example: str) -> Any:
+    """The object that MODULE:NAME names; a module is found among the installed packages and in the current directory."""
+    module, _, attribute = name.rpartition(":")
+    if not module or not isinstance(found := find_user_object(module, attribute), kind):
+        raise UserError(f"asked for MODULE:NAME of a {kind.__name__}, such as {example}; got {name!r}")
+    return found
+
+
+def _import_episodes(file: str, into: str) -> int:
     from ...memory.records import Trajectory
-    from ...memory.storage.record_store import BadRecord, read_jsonl
+    from ...memory.storage.open_store import open_store
+    from ...memory.storage.record_store import BadRecord, RecordStore, read_jsonl
 
-    if options.form is None and traces.holds_trajectories(options.file):
-        try:
-            return [one for _, one in read_jsonl(Trajectory, options.file)]
-        except BadRecord as error:
-            raise CommandError(str(error)) from error
-    key: Callable[..., str] = _find_function(options.state_key) if options.state_key else goal_and_last_turn
-    found = traces.read_traces(options.file, options.form, options.feedback_key)
-    if options.reward:
-        judge = _find_function(options.reward)
-        found = [one if one.is_idle else replace(one, reward=_reward(judge, one)) for one in found]
-    made = traces.to_trajectories(found, domain=options.agent_name, task=options.agent_name, state_key=key)
-    if idle := len(found) - len(made):
-        say(f"left out {plural(idle, 'conversation')} in which the agent did nothing")
-    return made
-
-
-def _find_function(name: str) -> Callable[..., Any]:
-    """The function that MODULE:NAME names; a module is found among the installed packages and in the current directory."""
-    module, colon, attribute = name.rpartition(":")
-    found: Any = find_user_object(module, attribute) if colon else None
-    if not callable(found):
-        raise UserError(f"asked for a function by MODULE:NAME, such as my_app:reward, got {name!r}")
-    function: Callable[..., Any] = found
-    return function
-
-
-def _reward(judge: Callable[..., Any], conversation: Any) -> float | None:
-    from ..agents.reward_sources import read_reward
-
-    said = judge(conversation.messages)
-    found = read_reward(judge, asyncio.run(said) if inspect.iscoroutine(said) else said)
-    return None if found is None else found[0]
+    _check_memory(into)
+    try:
+        made = [one for _, one in read_jsonl(Trajectory, Path(file))]
+    except BadRecord as error:
+        raise CommandError(f"{error}; if these are conversations, say what has recorded them: {FROM}") from error
+    place, namespace = memory_location(into)
+    with open_store(place) as store:
+        RecordStore(store, namespace, Trajectory).put(made)
+    say(plural(len(made), "episode"))
+    return 0
 
 
 def _check_memory(path: str) -> None:
@@ -127,16 +141,6 @@ def _check_memory(path: str) -> None:
         raise CommandError(f"{path} keeps many memories: say which, such as {path.rstrip('/')}/jitrl-s0")
     if "://" not in path and (inside := find_memories(path)) and str(Path(path)) not in inside:
         raise CommandError(f"{path} has memories within: say which, such as {inside[0]}")
-
-
-def _store(made: Sequence[Trajectory], path: str) -> None:
-    from ...memory.records import Trajectory
-    from ...memory.storage.open_store import open_store
-    from ...memory.storage.record_store import RecordStore
-
-    place, namespace = memory_location(path)
-    with open_store(place) as store:
-        RecordStore(store, namespace, Trajectory).put(made)
 
 
 def find_memories(directory: str) -> list[str]:

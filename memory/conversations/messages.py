@@ -1,7 +1,7 @@
 """Conversations as trajectories: what an agent read is the state, its tool calls and replies are the actions.
 
     trajectory(messages, reward)      the messages of an agent -> a trajectory that every memory takes
-    messages(trajectory)              and back
+    told_steps(transitions)           and back, a step at a time
     last_turn, goal_and_last_turn     the state of a chat as text: what memories compare
 
 A tool call is written as `name(argument='value')`, with its arguments in the order of their names and their values as Python
@@ -31,10 +31,10 @@ __all__ = [
     "first_new_message",
     "goal_and_last_turn",
     "last_user_message",
-    "messages",
     "read_call",
     "steps",
     "text_read",
+    "told_steps",
     "trajectory",
 ]
 
@@ -42,8 +42,6 @@ StateKey = Callable[[Sequence[BaseMessage]], str]
 """The messages that an agent has read -> the text of its state, by which memories compare."""
 REPLY = "reply: "
 """The beginning of an action that is a reply in words."""
-ActionText = Callable[[Mapping[str, Any]], str]
-"""A tool call (`name`, `args`) -> the text of the action."""
 
 
 _NAMED_VALUES = {"...": ..., "True": True, "False": False, "None": None}
@@ -110,7 +108,6 @@ def text_read(read: Sequence[BaseMessage]) -> str:
 def steps(
     messages: Sequence[AnyMessage | BaseMessage],
     state_key: StateKey = goal_and_last_turn,
-    action_text: ActionText = call_text,
     start: int = 0,
 ) -> tuple[Transition, ...]:
     """The steps of a conversation, each with a reward of 0: what was done after what was read.
@@ -118,15 +115,12 @@ def steps(
     Args:
         messages: of the user, the agent and its tools. System messages are left out: they are not what happened.
         state_key: the text of the state, from all messages before the action.
-        action_text: the text of a tool call.
         start: place of the first message whose steps are wanted; those before are read for the states.
     """
-    return tuple(Transition(*step) for step in _steps(messages, state_key, action_text, start))
+    return tuple(Transition(*step) for step in _steps(messages, state_key, start))
 
 
-def _steps(
-    messages: Sequence[BaseMessage], state_key: StateKey, action_text: ActionText, start: int
-) -> Iterator[tuple[str, str, float, str]]:
+def _steps(messages: Sequence[BaseMessage], state_key: StateKey, start: int) -> Iterator[tuple[str, str, float, str]]:
     talk = list[BaseMessage]()
     results = {m.tool_call_id: m for m in messages if isinstance(m, ToolMessage)}
     for place, message in enumerate(messages):
@@ -137,16 +131,12 @@ def _steps(
             for call in message.tool_calls:
                 made, reviewed = reviewed_call(call, results.get(call["id"] or ""))
                 if reviewed:
-                    yield state, REJECTED + _action(call, action_text), 0.0, read
+                    yield state, REJECTED + call_text(call), 0.0, read
                 if made is not None:
-                    yield state, _action(made, action_text), 0.0, read
+                    yield state, call_text(made), 0.0, read
             if not message.tool_calls:
                 yield state, REPLY + _text(message), 0.0, read
         talk.append(message)
-
-
-def _action(call: Mapping[str, Any], action_text: ActionText) -> str:
-    return action_text({"name": call["name"], "args": call["args"]})
 
 
 def trajectory(
@@ -154,12 +144,9 @@ def trajectory(
     reward: float | None,
     *,
     run: str = "conversation",
-    episode: int = 0,
     task: Task | None = None,
     domain: str = "",
     state_key: StateKey = goal_and_last_turn,
-    action_text: ActionText = call_text,
-    note: str = "",
 ) -> Trajectory:
     """A conversation as a finished attempt, which every memory takes.
 
@@ -168,71 +155,64 @@ def trajectory(
         reward: of the whole conversation, in any unit; it is that of the last step, and all others have 0. None: not known, which
             is not 0; memories of returns learn nothing from it.
         run: name of what it belongs to, such as the thread's id.
-        episode: its number within the run.
         task: what it was about; the user's first message if not given.
         domain: scope of cross-task memory.
         state_key: the text of a state.
-        action_text: the text of a tool call.
-        note: what was said about it in words.
 
     Raises:
         UserError: the agent did nothing in it, or the reward is not finite.
     """
     if reward is not None and not math.isfinite(reward):
         raise UserError(f"a reward is a finite number or None, got {reward}")
-    done = steps(messages, state_key, action_text)
+    done = steps(messages, state_key)
     if not done:
         raise UserError(f"asked for a conversation with an answer of the agent, got {len(messages)} messages without one")
     goal = next((_text(m) for m in messages if isinstance(m, HumanMessage)), "")
     last = messages[-1]
     return Trajectory(
-        id=f"{run}/{episode}",
+        id=f"{run}/0",
         task=task or Task(domain or "conversation", goal),
         transitions=(*done[:-1], Transition(done[-1].state, done[-1].action, reward, done[-1].observation)),
         run=run,
-        episode=episode,
         score=reward or 0.0,
         domain=domain,
-        note=note,
         last_observation=_text(last) if isinstance(last, ToolMessage) else "",
     )
 
 
-def messages(trajectory: Trajectory) -> list[AnyMessage]:
-    """The messages of a conversation that was kept as a trajectory, without its rewards.
+def told_steps(done: Sequence[Transition], id: str = "") -> Iterator[tuple[Transition, list[AnyMessage], AIMessage]]:
+    """Each step with the messages that were read before it, none where a parallel call had read them, and that of its action.
 
-    What was read comes back as one message of the user, or as the results of the calls before it; ids are derived from the
-    trajectory's.
+    Args:
+        done: the steps. What follows an action that is no reply was said by a tool.
+        id: the beginning of the ids of calls.
     """
-    found: list[AnyMessage] = []
-    before: Transition | None = None
     calls: list[str] = []
-    for number, step in enumerate(trajectory.transitions):
+    for number, step in enumerate(done):
+        before = done[number - 1] if number else None
+        read: list[AnyMessage] = []
         if before is None or step.observation_text != before.observation_text or before.action.startswith(REPLY):
-            found += _messages_read(step.observation_text, calls)
-            calls = []
-        before = step
-        if step.action.startswith(REJECTED) and _same_place(step, trajectory.transitions[number + 1 : number + 2]):
-            continue  # another call was made in its place
+            read, calls = _messages_read(step.observation_text, calls), []
         if step.action.startswith(REPLY):
-            found.append(AIMessage(step.action.removeprefix(REPLY)))
+            yield step, read, AIMessage(step.action.removeprefix(REPLY))
             continue
-        name, arguments = read_call(step.action.removeprefix(REJECTED))
-        id = f"{trajectory.id}/{number}"
-        call = {"name": name, "args": arguments, "id": id}
-        last = found[-1] if calls else None
-        if isinstance(last, AIMessage):  # a parallel call of the same message
-            found[-1] = AIMessage(last.content, tool_calls=[*last.tool_calls, call])
+        key = f"{id}/{number}"
+        if not _is_replaced(done, number):
+            calls.append(key)
+        try:
+            name, arguments = read_call(step.action.removeprefix(REJECTED))
+        except UserError:
+            yield step, read, AIMessage(step.action)
         else:
-            found.append(AIMessage("", tool_calls=[call]))
-        calls.append(id)
-    if calls and trajectory.last_observation:
-        found += _messages_read(trajectory.last_observation, calls)
-    return found
+            yield step, read, AIMessage("", tool_calls=[{"name": name, "args": arguments, "id": key}])
 
 
-def _same_place(step: Transition, following: Sequence[Transition]) -> bool:
-    return any(one.observation_text == step.observation_text and not one.action.startswith(REPLY) for one in following)
+def _is_replaced(done: Sequence[Transition], number: int) -> bool:
+    """True if a person had another call made in the place of this one."""
+    step, following = done[number], done[number + 1 : number + 2]
+    return step.action.startswith(REJECTED) and any(
+        one.observation_text == step.observation_text and not one.action.startswith(REPLY) for one in following
+    )
 
 
 def _messages_read(text: str, calls: Sequence[str]) -> list[AnyMessage]:

@@ -4,6 +4,7 @@
     suspicion   texts that read like instructions to the agent: a conversation in which a user writes one is quarantined
     learnable   messages without calls of tools that are never to be learned, and without their results
     steps       the steps without the words of tools, and with the origin of values that only a tool has said (origins.py)
+    retell      the same, of steps that were recorded elsewhere
 
 The patterns know the usual forms. They are no proof: prompts show memory as data all the same (nodes/fence.py).
 """
@@ -19,12 +20,12 @@ from typing import Any, NamedTuple
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
-from ..records import Trajectory, Transition
-from .messages import StateKey, steps, text_read
+from ..records import Transition
+from .messages import REPLY, StateKey, call_text, steps, text_read, told_steps
 from .origins import FROM_TOOL, Origins, readable
 from .reviews import REJECTED
 
-__all__ = ["Screen", "Suspicion", "others_texts"]
+__all__ = ["Screen", "Suspicion"]
 
 _SECRETS = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
@@ -83,21 +84,6 @@ class Screen:
         """A text with its secrets blackened."""
         return _redacted(text, self.pii) if self.redacts else text
 
-    def redact_trajectory(self, trajectory: Trajectory) -> Trajectory:
-        """A trajectory with the secrets in all of its texts blackened."""
-
-        def plain(step: Transition) -> Transition:
-            said = [self.redact(text) for text in (step.state, step.action, step.observation)]
-            return replace(step, state=said[0], action=said[1], observation=said[2])
-
-        return replace(
-            trajectory,
-            task=replace(trajectory.task, instruction=self.redact(trajectory.task.instruction)),
-            transitions=tuple(map(plain, trajectory.transitions)),
-            note=self.redact(trajectory.note),
-            last_observation=self.redact(trajectory.last_observation),
-        )
-
     def suspicion(self, *texts: str) -> Suspicion | None:
         """The first instruction-like text of others; None if there is none."""
         for text in texts if self.finds_instructions else ():
@@ -136,6 +122,26 @@ class Screen:
         kept = [replace(one, action=new.action, observation=new.observation) for one, new in zip(done, told, strict=True)]
         return tuple(one for one in kept if not one.action.removeprefix(REJECTED).startswith(FROM_TOOL))
 
+    def retell(
+        self, done: Sequence[Transition], listed: Mapping[str, Collection[str]] | None = None
+    ) -> tuple[list[Transition | None], list[str]]:
+        """Steps that were recorded elsewhere, as they are remembered here, None for one that is not, and what users said in them."""
+        origins = Origins(lambda text: self.suspicion(text) is not None, self.trusted_tools, listed or {})
+        kept, asked, observation = list[Transition | None](), list[str](), ""
+        for step, read, said in told_steps(done):
+            asked += [str(message.text) for message in read if isinstance(message, HumanMessage)]
+            heard, acted = self.learnable(read), self.learnable([said])
+            if self.finds_instructions:
+                heard, acted = [origins.read(one) for one in heard], [origins.read(one) for one in acted]
+            if read:
+                observation = text_read([one for one in heard if str(one.text)])
+            way = next((way for way in (REPLY, REJECTED) if step.action.startswith(way)), "")
+            calls = acted[0].tool_calls if acted else []
+            action = "" if not acted else call_text(calls[0]) if calls else str(acted[0].text).removeprefix(way)
+            told = replace(step, state=self.redact(step.state), action=way + action, observation=observation)
+            kept.append(None if not acted or action.startswith(FROM_TOOL) else told)
+        return kept, asked
+
     def learnable(self, messages: Sequence[BaseMessage]) -> list[Any]:
         """The messages that may be learned from, with their secrets blackened."""
         kept = list[BaseMessage]()
@@ -170,12 +176,6 @@ class Screen:
         if isinstance(value, dict):
             return {name: self._values(one) for name, one in value.items()}
         return [self._values(one) for one in value] if isinstance(value, list) else value
-
-
-def others_texts(trajectory: Trajectory) -> list[str]:
-    """The texts of a trajectory that users and tools wrote: all but the agent's own actions."""
-    read = [text for step in trajectory.transitions for text in (step.state, step.observation)]
-    return [trajectory.task.instruction, trajectory.note, trajectory.last_observation, *read]
 
 
 @lru_cache(maxsize=8_192)

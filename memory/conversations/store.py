@@ -38,7 +38,7 @@ from langgraph.store.base import BaseStore
 from ..errors import UserError
 from ..records import Lesson, Task, Trajectory, Transition
 from ..storage.branches import current_branch
-from ..storage.record_store import BadRecord, RecordStore, exchange, read_jsonl, to_json
+from ..storage.record_store import BadRecord, RecordStore, exchange, to_json
 from .trials import MemoryTrial, conversation_trials
 
 __all__ = [
@@ -62,6 +62,8 @@ MOST_REWARD = 1e100
 """Greatest size of a reward: memories compute with its square."""
 UNDOABLE_WRITES = 1_000
 """Writes that a what-if can look behind. A server writes a conversation anew at each of its turns."""
+IMPORTED = "import"
+"""The beginning of the source of a rating that was given elsewhere."""
 CHANGES_KEPT = 256
 """Changes that a writer names. A reader that missed more reads all trajectories again."""
 MOST_MERGES = 4
@@ -158,7 +160,7 @@ class Quarantine:
 
 
 @dataclass(frozen=True, slots=True)
-class _ExportedConversation(Conversation):
+class ExportedConversation(Conversation):
     """A line of `ConversationStore.export`."""
 
     ratings: tuple[Rating, ...] = ()
@@ -629,43 +631,54 @@ class ConversationStore:
                 "quarantine": to_json(held),
             }
 
-    def import_trajectories(
-        self, path: str | os.PathLike[str], adopt: Callable[[Trajectory], Trajectory] = lambda one: one
-    ) -> int:
-        """Add rated trajectories from a JSONL file; returns their number.
+    def take_in(self, found: Sequence[tuple[Conversation, Sequence[Rating]]]) -> int:
+        """Add conversations that were had or recorded elsewhere; returns the number of their rated stretches that are learned from.
 
-        Args:
-            path: the file, such as one of `learngraph memory import`, or with the conversations of `export`, of any method, of which
-                those in quarantine are left out.
-            adopt: makes one fit in here: its reward, its task, its domain.
-
-        Raises:
-            UserError: the file cannot be read, or a reward is no finite number; then nothing is added.
+        A turn that is known, by its id or its run's, stays as it was recorded; feedback that was given here stays before imported.
         """
-        found = list[Trajectory]()
-        for line, one in _read_rated(path):
-            try:
-                for step in one.transitions:
-                    finite_reward(step.reward or 0.0)
-                found.append(adopt(one))
-            except UserError as error:
-                raise UserError(f"{path}, line {line}: {error}") from error
         with self._lock:
-            closed = {one.id for one in self.open_quarantines()}
-            found = [one for one in found if one.run not in closed]
-            self.trajectories.put(found)
-            self._announce([one.id for one in found][-CHANGES_KEPT:] if len(found) <= CHANGES_KEPT else [""])
-        return len(found)
+            ids = [one.id for one, _ in found]
+            before = {one.id: one for one in self.turns.get_many(ids)}
+            known = dict(before)
+            given = {one.id: one.ratings for one in self.feedback.get_many(ids)}
+            for one, ratings in found:
+                old = known.get(one.id, replace(one, turns=()))
+                known[one.id], given[one.id] = _joined(old, given.get(one.id, ()), clean(one), clean(tuple(ratings)))
+                self._open.pop(one.id, None)
+            ids = list(known)
+            self.turns.put([known[id] for id in ids if known[id] != before.get(id)])  # another process may write to the others
+            self.feedback.put([Ratings(id, given[id]) for id in ids if given[id]])
+            held, learned = {one.id: one for one in self.quarantines.all()}, list[Trajectory]()
+            for id in ids:
+                rated = rated_trajectories(known[id], given[id])
+                if rated and not self._is_held(known[id], held.get(id)):
+                    self._keep_trials(known[id], rated)
+                    learned += rated
+            told = {one.id: one for one in self.trajectories.get_many([one.id for one in learned])}
+            if new := [one for one in learned if told.get(one.id) != one]:
+                self.trajectories.put(new)
+                self._announce([one.id for one in new] if len(new) <= CHANGES_KEPT else [""])
+            return len(learned)
 
 
-def _read_rated(path: str | os.PathLike[str]) -> list[tuple[int, Trajectory]]:
-    """The rated trajectories of a file, each with its line: trajectories, or exported conversations."""
-    try:
-        exported = read_jsonl(_ExportedConversation, path)
-    except BadRecord:
-        return read_jsonl(Trajectory, path)
-    learned = [(line, one) for line, one in exported if one.quarantine is None or one.quarantine.released]
-    return [(line, rated) for line, one in learned for rated in rated_trajectories(one, one.ratings)]
+def _joined(
+    known: Conversation, given: Sequence[Rating], one: Conversation, ratings: Sequence[Rating]
+) -> tuple[Conversation, tuple[Rating, ...]]:
+    """A conversation with the turns and the ratings of another record of it."""
+    turns, same = list(known.turns), dict[str, str]()
+    for turn in one.turns:
+        there = next((old for old in turns if old.id == turn.id or (turn.run_id and old.run_id == turn.run_id)), None)
+        same[turn.id] = turn.id if there is None else there.id
+        turns += [turn] if there is None else []
+    by_turn = {rating.turn: rating for rating in given}
+    for rating in ratings:
+        rating = replace(rating, turn=same.get(rating.turn, rating.turn))
+        old = by_turn.get(rating.turn)
+        if old is None or old.source.startswith(IMPORTED) or not rating.source.startswith(IMPORTED):
+            by_turn[rating.turn] = rating
+    places = {turn.id: place for place, turn in enumerate(turns)}
+    in_order = sorted(by_turn.values(), key=lambda rating: places.get(rating.turn, -1))
+    return replace(known, turns=tuple(turns)), tuple(in_order)
 
 
 def _find_turn(conversation: Conversation, turn: str | None, run_id: str | None) -> Turn:

@@ -125,7 +125,7 @@ async def post(url: str, body: bytes, headers: Mapping[str, str], timeout: float
                 _answered.add(url)
                 if response.status < 400:
                     break
-                failed, asked = _status_error(response.status, content, tries), _retry_after(response.headers)
+                failed, asked = _status_error(response.status, content, tries), retry_after(response.headers)
                 verdict = response.headers.get("x-should-retry")
                 again = not isinstance(failed, QuotaUsedUp) and (
                     verdict == "true" or (verdict != "false" and (response.status in (408, 409, 429) or response.status >= 500))
@@ -177,7 +177,7 @@ def _server_message(content: bytes) -> str:
     return str(message or text)
 
 
-def _retry_after(headers: Mapping[str, str]) -> float | None:
+def retry_after(headers: Mapping[str, str]) -> float | None:
     """The pause that the server asks for, in seconds; None if it asks for none."""
     for name, divisor in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
         try:

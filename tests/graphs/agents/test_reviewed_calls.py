@@ -17,7 +17,7 @@ from learning_agents import config
 
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
 from learngraph.graphs.agents.reasoning_bank import ReasoningBankMiddleware
-from learngraph.memory.conversations.messages import messages, trajectory
+from learngraph.memory.conversations.messages import told_steps, trajectory
 from learngraph.memory.conversations.reviews import REJECTED, result_text
 
 
@@ -158,8 +158,9 @@ def test_reviewed_calls_become_messages_again() -> None:
     mark = {"executed_call": {"name": "resolve", "args": {"how": "credit"}}}
     result = ToolMessage("done", tool_call_id="1", name="resolve", additional_kwargs=mark)
     talk = [AIMessage("", tool_calls=[call]), result, AIMessage("ok")]
-    back = messages(trajectory(talk, 1.0))  # type: ignore[arg-type]
-    assert [m.tool_calls[0]["args"] for m in back if isinstance(m, AIMessage) and m.tool_calls] == [{"how": "credit"}]
+    told = list(told_steps(trajectory(talk, 1.0).transitions))  # type: ignore[arg-type]
+    assert [said.tool_calls[0]["args"]["how"] for _, _, said in told if said.tool_calls] == ["credit"]
+    assert [message.text for message in told[-1][1]] == ["done"], "the result is that of the call that was made"
     assert result_text(result) == "done"
 
 
