@@ -84,9 +84,10 @@ class Intake:
         kept, report = list[Admitted](), ImportReport()
         for one in found:
             report.read += 1
-            elsewhere = [name for name, value in scope.items() if str(one.metadata.get(name, value)) != str(value)]
+            given = {name: one.metadata.get(name) or value for name, value in scope.items()}
+            elsewhere = [f"its {name} is {value!r}" for name, value in given.items() if str(value) != str(scope[name])]
             if elsewhere or one.problem:
-                report.left_out[f"it is of another {elsewhere[0]}" if elsewhere else one.problem] += 1
+                report.left_out[[*elsewhere, one.problem][0]] += 1
             if elsewhere or not one.messages:
                 continue
             if (admitted := self._admit(one, rater, judge, report)) is None:

@@ -404,7 +404,7 @@ class ScopedLearner(Generic[Index]):
                 before, since feedback comes late.
             dry_run: whether to read alone, and keep nothing.
             write_back: whether to write the lift of this memory back as a score.
-            scope: the values of the scope, as in `feedback`. A conversation whose run was given another value is left out.
+            scope: the values of the scope, as in `feedback`. A conversation whose run had other ones is left out.
 
         Raises:
             UserError: the source cannot be read, or takes no scores.
@@ -415,7 +415,7 @@ class ScopedLearner(Generic[Index]):
         until = str(mark.value["until"]) if mark else ""
         found = list(source.read(days_before(since, 0) or days_before(until, LOOK_BACK_DAYS)))
         intake = Intake(self.screen, self.rewards, self.state_key, self.agent.listed, self._task, self._raters, self.user)
-        kept, report = intake.read(found, source.rater, reward, scope)
+        kept, report = intake.read(found, source.rater, reward, {name: scope.get(name) for name in self.scope.names})
         if not dry_run:
             report.learned = self._take_in(labels, kept)
             if source.name and (newest := max([until, *(one.at for one in found)])):

@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 
 from ...memory.errors import UserError
-from ..models.api_posts import retry_after
 
 __all__ = ["TraceApi"]
 
@@ -37,6 +36,8 @@ class TraceApi:
                 raise UserError(f"{self.place} cannot be reached ({error}): give its URL as a browser knows it") from error
             if answer.status_code not in (429, 502, 503, 504) or tried == MOST_TRIES:
                 break
+            from ..models.api_posts import retry_after  # it needs aiohttp, which who reads a file may lack
+
             asked = retry_after(answer.headers)
             self._sleep(min(2.0**tried if asked is None else max(asked, 0.0), MOST_PAUSE))
         if answer.status_code in (401, 403):

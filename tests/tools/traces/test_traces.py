@@ -64,8 +64,9 @@ def test_what_each_tools_own_client_records_becomes_the_same_memory(name: str) -
     assert "US133" not in told
     again = learner.import_conversations(of_file(name), tenant="acme")
     assert (again.learned, kept(learner)) == (3, found), "twice gives the same"
-    elsewhere = learner.import_conversations(of_file(name), tenant="bob")
-    assert (elsewhere.learned, dict(elsewhere.left_out)) == (0, {"it is of another tenant": 4})
+    for other in ({"tenant": "bob"}, {}):
+        elsewhere = learner.import_conversations(of_file(name), **other)
+        assert (elsewhere.learned, dict(elsewhere.left_out)) == (0, {"its tenant is 'acme'": 4})
 
 
 @pytest.mark.parametrize("form", SERVICES)
