@@ -56,7 +56,10 @@ def fill(kind: str, learner: Any, world: TauBench) -> None:
 
 @needs("tau2")
 @pytest.mark.slow
-def test_no_memory_makes_an_expert_worse_and_good_ones_help_who_errs() -> None:
+@pytest.mark.parametrize(
+    "kinds", [("own", "adversarial", "one wrong reward"), pytest.param(KINDS, marks=pytest.mark.long)], ids=["some", "all"]
+)
+def test_no_memory_makes_an_expert_worse_and_good_ones_help_who_errs(kinds: tuple[str, ...]) -> None:
     world = TauBench()
     names = [tool.name for tool in ToolEpisode(world, world.task(0)).tools]
 
@@ -69,7 +72,7 @@ def test_no_memory_makes_an_expert_worse_and_good_ones_help_who_errs() -> None:
 
     alone, erring = play(0.0)[0], play(ERROR)[0]
     print(f"\nalone: expert {alone:.2f}, erring {erring:.2f}")
-    for kind in KINDS:
+    for kind in kinds:
         learner = JitRLMiddleware(InMemoryStore(), decide=names)
         fill(kind, learner, world)
         (expert, loops), (mediocre, more) = play(0.0, learner), play(ERROR, learner)

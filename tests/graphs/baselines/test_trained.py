@@ -1,8 +1,7 @@
-"""The arms that train weights learn on the toy with `pocket`, and the command prints what that costs beside JitRL."""
+"""The arms that train weights learn on the toy with `pocket`; their costs are in tests/graphs/cli/test_bench.py."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -63,24 +62,6 @@ def test_what_webrl_practises_helps_on_a_task_that_it_never_trained_on(tmp_path:
     scores, log = play("webrl", 0, 30, tmp_path, OneSetOfRules(), settings)
     assert sum(scores[-12:]) / 12 > sum(scores[:6]) / 6 + 1
     assert sum(row["practice"] for row in log.attempts("webrl-s0", 30)) == 50
-
-
-@pytest.mark.slow
-def test_the_command_prints_the_costs_beside_jitrl(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("trl", reason="needs trl")
-    command = ["run", "grpo", "--env", "toy", "--model", "pocket", "--seeds", "1", "--episodes", "4", "--group-size", "2"]
-    assert main([*command, "--compare", "jitrl", "static", "sft", "--workers", "1", "--out", str(tmp_path / "run")]) == 0
-    shown = capsys.readouterr().out
-    assert "sft: 1 of 1 training" not in shown  # five episodes are never over
-    found = {one["method"]: one for one in json.loads((tmp_path / "run" / "results.json").read_text())}
-    flops = {name: one["metrics"]["flops"]["mean"] for name, one in found.items()}
-    assert flops["grpo"] > 2 * flops["static"] > 0  # a training passes forward and back
-    assert found["grpo"]["metrics"]["trained-tokens"]["mean"] > 0
-    assert [found[name]["metrics"]["trained-tokens"]["mean"] for name in ("jitrl", "static")] == [None, None]
-    trained = [json.loads(line) for line in (tmp_path / "run" / "grpo-s0" / "training.jsonl").read_text().splitlines()]
-    assert sum(row["kind"] == "training" for row in trained) == 2
-    assert main(["explain", str(tmp_path / "run"), "--replay", "--method", "grpo"]) == 2
-    assert "its weights changed as it played" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -351,7 +352,11 @@ def test_methods_that_train_weights_stand_in_a_table_with_their_costs(here: Path
     assert bench(file, "--episodes", "2") == 0
     assert bench(file) == 0  # one episode more
     assert bench(file, "--out", "once") == 0
-    assert rows(Path("runs/bench-tiny")) == rows(Path("once"))
+    fractions = r"-?\d+\.\d+(?:e-?\d+)?"  # their last digits depend on what the shared model's cache of prefixes held
+    grown, once = (json.dumps(rows(Path(folder)), sort_keys=True) for folder in ("runs/bench-tiny", "once"))
+    assert re.sub(fractions, "#", grown) == re.sub(fractions, "#", once)
+    numbers = [list(map(float, re.findall(fractions, text))) for text in (grown, once)]
+    assert numbers[0] == pytest.approx(numbers[1], abs=1e-3)
     assert "| tokens trained |" in capsys.readouterr().out
     found = {row["method"]: {name: of["values"] for name, of in row["metrics"].items()} for row in results()}
     log = Path("runs/bench-tiny/toy/pocket/sft-s0/training.jsonl").read_text().splitlines()
@@ -361,6 +366,8 @@ def test_methods_that_train_weights_stand_in_a_table_with_their_costs(here: Path
     assert max(found["webrl"]["trained-tokens"].values()) > 0
     assert found["sft"]["flops"]["0"] > sum(row["flops"] for row in trained)
     assert min(found["jitrl"]["flops"].values()) > 0
+    assert main(["explain", "runs/bench-tiny/toy/pocket", "--replay", "--method", "sft"]) == 2
+    assert "its weights changed as it played" in capsys.readouterr().out
 
 
 @pytest.mark.slow
