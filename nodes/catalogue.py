@@ -63,6 +63,11 @@ class NodeEntry:
     outcomes: tuple[str, ...] = ()
     """Labels that a router returns."""
 
+    @property
+    def is_drawn(self) -> bool:
+        """True for what stands in a box of a drawing; routers are its labels, and parts stand within a prompt."""
+        return self.kind in ("node", "maker")
+
 
 class Catalogue(tuple[NodeEntry, ...]):
     """Nodes of the catalogue; in a notebook a table with a search box."""

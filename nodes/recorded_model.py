@@ -58,6 +58,8 @@ class RecordedChatModel(Runnable[Any, Any]):
     """The record."""
     model: Any = None
     """The model; None: replies come from the record alone."""
+    asks_late: bool = False
+    """True: the model is asked only what the record does not know, as by a walk that leaves a recorded run."""
     _calls: _Calls = field(default_factory=_Calls, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -81,8 +83,11 @@ class RecordedChatModel(Runnable[Any, Any]):
         """True if the model need not be asked: without one, or for a reply at this very place that an earlier process has paid for."""
         if self.model is None:
             return True
-        question = _question(messages, options)
-        return "seed" in options and f"{question}-{self._calls.counts[question]}" in self.rows
+        return ("seed" in options or self.asks_late) and self._is_recorded(_question(messages, options))
+
+    def _is_recorded(self, question: str) -> bool:
+        known = f"{question}-{self._calls.counts[question]}" in self.rows
+        return known or (self.asks_late and question in self._calls.last)
 
     def _model_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The options that the model is called with: a seed only names the place of a call, unless the model draws by seeds."""
@@ -112,9 +117,11 @@ class RecordedChatModel(Runnable[Any, Any]):
         return AIMessage(**self._record(_question(messages, options), messages, found))
 
     def _score(self, messages: Sequence[BaseMessage], options: Sequence[str]) -> Any:
-        found = None if self.model is None else self.model.score(messages, options)
+        question = _question(messages, {}, options)
+        is_known = self.model is None or (self.asks_late and self._is_recorded(question))
+        found = None if is_known else self.model.score(messages, options)
         told = None if found is None else {"scores": list(map(float, found)), "tokens": getattr(found, "prompt_tokens", 0)}
-        kept = self._record(_question(messages, {}, options), messages, told)
+        kept = self._record(question, messages, told)
         return found if found is not None else _Scores(kept["scores"], kept["tokens"])
 
     def _count_tokens(self, text: str) -> int:

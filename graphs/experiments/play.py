@@ -231,7 +231,15 @@ def _metered(model: Any, job: Job, ledger: Any) -> Any:
     return CachedChatModel(model, options.model, ledger, job.folder.name, meter=limit if limited else None, seeded=False)
 
 
-def run_graph(job: Job, environment: Any, files: Any, model: Any, make_trainer: Callable[[Any], Any] | None = None) -> Any:
+def run_graph(
+    job: Job,
+    environment: Any,
+    files: Any,
+    model: Any,
+    make_trainer: Callable[[Any], Any] | None = None,
+    *,
+    walked: bool = False,
+) -> Any:
     """The graph of a whole run: episodes of the method, one after the other.
 
     Args:
@@ -240,6 +248,7 @@ def run_graph(job: Job, environment: Any, files: Any, model: Any, make_trainer: 
         files: where it reads and writes (`RunFiles`).
         model: the model; None where none is asked.
         make_trainer: makes a trainer of the model's weights.
+        walked: whether it pauses before every node, which costs speed.
     """
     from ..wiring import run
     from ..wiring.supersteps import UncheckpointedGraph, merge_steps
@@ -249,7 +258,9 @@ def run_graph(job: Job, environment: Any, files: Any, model: Any, make_trainer: 
     inputs = make_method_inputs(options, environment, model, files.journal, method, judging)
     inputs = replace(inputs, records=files.records, run=job.run)
     episode: Any = method.build(inputs, job.arm.settings, **method_resources(method, make_trainer, files.training))
-    if job.attempts_at_once > 1:
+    if walked:
+        pass
+    elif job.attempts_at_once > 1:
         episode = run.ParallelAttempts(UncheckpointedGraph(episode), job.attempts_at_once)
     elif model is not None and policy_kind(options, environment, model, method.needs_logits) == "answer":
         # One call of the model or two: played again after a crash, where checkpoints inside cost more than they save.

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,17 @@ from ...memory.storage.journal import Journal
 from ...memory.storage.record_store import RecordStore
 from ...memory.storage.rows import Rows
 from ...nodes.recorded_model import RecordedChatModel
+from ...tools.notebook.walk import Walk
 from ..arms import Arm
 from ..methods import find_method
+from .explain import find_step
 from .folder import Job, Sweep
 from .options import RunOptions
 from .play import RunFiles, run_graph
 from .recorded import RecordedFolder, RecordedRun, read_rows, rows_file
-from .run_inputs import loads_model, shared_environment
+from .run_inputs import loads_model, shared_environment, shared_model
 
-__all__ = ["Divergence", "Replayed", "replay_runs"]
+__all__ = ["Divergence", "Replayed", "replay_runs", "step_from"]
 
 NOT_COMPARED = ("id", "parent", "head", "run")
 """Fields of rows that only name other rows."""
@@ -165,21 +168,90 @@ def _play_again(
     job: Job, memory: Any, replies: Sequence[Mapping[str, Any]], episodes: int
 ) -> Iterator[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
     """(row about the episode, rows of its steps) of every episode, as it is played now, in memory."""
-    journal, log, record = Journal(details=None), Rows(), Rows()
-    for row in replies:
-        record.append(row)
-    memory = memory if job.arm.method.has_memory else None
-    files = RunFiles(journal, log, Rows(), record, memory, InMemorySaver(serde=serializer()), TrainingLog())
-    environment = shared_environment(job.options.env, job.options.horizon)
-    model = RecordedChatModel(record) if loads_model(job.arm, job.options) else None
-    graph = run_graph(job, environment, files, model)
-    task = environment.task(job.seed, job.options.split)
-    plan = {"task": task, "run": job.run, "episode": 0, "episodes": episodes, "tokens": 0}
+    graph, files, plan = _open_again(job, memory, replies, episodes)
     config: Any = {"configurable": {"thread_id": job.run}, "recursion_limit": 1_000_000}
     for update in graph.stream(plan, config, stream_mode="updates"):
         if "tally" in update:
-            row = log.values()[-1]
-            yield row, journal.rows(str(row["head"]))
+            row = files.log.values()[-1]
+            yield row, files.journal.rows(str(row["head"]))
+
+
+def _open_again(
+    job: Job, memory: Any, replies: Sequence[Mapping[str, Any]], episodes: int, *, walked: bool = False
+) -> tuple[Any, RunFiles, dict[str, Any]]:
+    """The graph of a run on files in memory, and its input. One that is walked asks the model, too, what the record does not know."""
+    record, memory = Rows(), memory if job.arm.method.has_memory else None
+    for row in replies:
+        record.append(row)
+    files = RunFiles(Journal(details=None), Rows(), Rows(), record, memory, InMemorySaver(serde=serializer()), TrainingLog())
+    environment = shared_environment(job.options.env, job.options.horizon)
+    model = None
+    if loads_model(job.arm, job.options):
+        late = _OpenedLate(lambda: shared_model(job.options.model, job.model_options())) if walked else None
+        model = RecordedChatModel(record, late, asks_late=walked)
+    task = environment.task(job.seed, job.options.split)
+    plan = {"task": task, "run": job.run, "episode": 0, "episodes": episodes, "tokens": 0}
+    return run_graph(job, environment, files, model, walked=walked), files, plan
+
+
+class _OpenedLate:
+    """A model that is opened when it is asked for the first time."""
+
+    def __init__(self, open: Callable[[], Any]) -> None:
+        self._model = cache(open)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model(), name)
+
+
+def step_from(
+    run_folder: Path | str, step: int, *, seed: int | None = None, episode: int | None = None, method: str | None = None
+) -> Walk:
+    """A walk that stands before an action of a recorded run: `step`, `edit`, `fork` and `finish` go on from there, live.
+
+    What led there is played again from the run's replies, in this process's memory; the folder stays as it is. What the run was never
+    asked, its model is asked now. `out` leads to the run around the episode.
+
+    Args:
+        run_folder: a folder that `learngraph run` has made.
+        step: number of the step within its episode, from 0.
+        seed: as in `explain_step`, like what follows.
+        episode: number of the episode.
+        method: the method.
+
+    Raises:
+        UserError: there is no such step, or it cannot be played again up to there: its weights changed, or the code or the world did
+            (it names the first difference).
+    """
+    found = find_step(Path(run_folder), step, seed, episode, method)
+    sweep, name = _sweep(found.folder.path, found.folder.settings), found.run.method
+    assert found.run.seed is not None
+    job, memory, number = sweep.job(name, found.run.seed), _empty_memory(), int(found.row["episode"])
+    if job.arm.method.trains_weights or job.arm.method.has_training_phase:
+        raise UserError(
+            f"a run of {name} is not walked: what it learned lies in weights or in a phase of its own before its episodes"
+        )
+    for earlier in sweep.seeds[: sweep.seeds.index(job.seed)] if job.arm.shares_memory else ():
+        _replay_job(sweep.job(name, earlier), memory)
+    asked = job.folder / "replies.jsonl"
+    replies = read_rows(asked) if rows_file(asked).is_file() else []
+    if not replies and loads_model(job.arm, job.options):
+        raise UserError(f"{job.folder.name} has no replies.jsonl: it was played before the model's answers were recorded")
+    graph, files, plan = _open_again(job, memory, replies, number + 1, walked=True)
+    config: Any = {"configurable": {"thread_id": job.run}, "recursion_limit": 1_000_000}
+    for given in [plan, *[None] * number]:  # up to the pause before the episode
+        graph.invoke(given, config, interrupt_before=["episode"], durability="exit")
+    walk = Walk(graph, config).into("episode")
+    while walk.until("act").inside and walk.state["step"] < step:
+        pass
+    rows = found.rows[:-1]
+    played = files.journal.rows(str(walk.state["head"])) if walk.inside else []
+    different = _first_difference(number, rows, played)
+    if different is None and walk.state["action"] != found.row["action"]:
+        different = Divergence(number, step, "action", found.row["action"], walk.state["action"])
+    if different is not None:
+        raise UserError(f"{job.folder.name} cannot be walked from there: it plays otherwise now, at {different}")
+    return walk
 
 
 def _first_difference(episode: int, was: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> Divergence | None:

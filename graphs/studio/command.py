@@ -65,7 +65,7 @@ def open_studio(options: StudioOptions) -> Studio:
         return drawing_target(options)
     if Path(target).is_dir():
         return Studio(target, folders=[FolderView(Path(target))], opens="runs")
-    if target.startswith((".", "/", "runs/")):
+    if target.startswith((".", "/", "runs/")) and ".py:" not in target:
         raise UserError(
             f"there is no folder {target}; give a method, MODULE:GRAPH, FILE.mmd or a folder that `learngraph run` has made"
         )

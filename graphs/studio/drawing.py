@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -12,11 +13,10 @@ from typing import Any
 from ...memory.errors import UserError
 from ...nodes.catalogue import VERBS, catalogue
 from ...nodes.channels import node_channels
-from ..wiring.arrows import Finding
 from ..wiring.flow import FlowError, check, rewire, to_mermaid
 from ..wiring.inputs import MethodInputs
 from ..wiring.mermaid import read_flow
-from ..wiring.node_parts import drawn_from_catalogue
+from ..wiring.node_parts import LacksParts, drawn_from_catalogue
 from ..wiring.picture import describe_node
 from .shown_values import show_graph
 from .walk_session import StudioError
@@ -32,7 +32,7 @@ class Drawing:
         path: the `.mmd` file; it need not exist.
         text: the text while there is no file.
         graph: a compiled graph with the nodes that may be drawn.
-        inputs: what further nodes are made from, which are drawn by their names in the catalogue; None: only those of the graph.
+        inputs: makes the inputs of further nodes, which are drawn by their names in the catalogue; None: only those of the graph.
         source: lines of Python that make `inputs` and the graph, as `base`.
 
     Raises:
@@ -40,7 +40,7 @@ class Drawing:
     """
 
     def __init__(
-        self, title: str, path: Path, text: str, graph: Any, inputs: MethodInputs | None = None, source: str = ""
+        self, title: str, path: Path, text: str, graph: Any, inputs: Callable[[], MethodInputs] | None = None, source: str = ""
     ) -> None:
         self.title, self.path = title, path
         self._first, self._graph, self._inputs, self._source = text, graph, inputs, source
@@ -70,34 +70,40 @@ class Drawing:
         try:
             drawn = read_flow(text)
         except FlowError as error:
-            return {"graph": None, "findings": [_show(Finding(error.line, error.sentence))]}
-        known, nodes = self._graph.builder.nodes, dict[str, Any]()
-        try:
-            nodes, routers = self._further(text)
-            found = check(text, self._graph, routers, **nodes)
-        except UserError as error:
-            found = [Finding(0, str(error))]
-        unknown = [f"'{name}'" for name in drawn.nodes if name not in {*nodes, *known, "START", "END"}]
+            return {"graph": None, "findings": [_show(error.line, error.sentence)]}
+        nodes, routers, lacking = self._further(text)
+        found = [_show(drawn.nodes[name].line, str(error)) for name, error in lacking.items()]
+        unknown = [f"'{n}'" for n in drawn.nodes if n not in {*nodes, *lacking, *self._graph.builder.nodes, "START", "END"}]
         if unknown and self.title.endswith(".mmd"):  # a file of a drawing alone
             said = f"Only the arrows can be checked: no node stands behind {', '.join(unknown)}, neither here nor in the catalogue."
-            found = [Finding(0, said)]
-        shown = show_graph(text, self._graph, nodes)
-        return {"graph": shown, "findings": [_show(one) for one in found]}
+            found.append(_show(0, said))
+        found = found or [_show(*one) for one in check(text, self._graph, routers, **nodes)]
+        return {"graph": show_graph(text, self._graph, nodes), "findings": found}
 
-    def _further(self, text: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The nodes and routers of a text that are made by their names in the catalogue."""
-        if self._inputs is None:
-            return {}, {}
-        nodes, routers = drawn_from_catalogue(text, self._graph.builder.nodes)
-        made = [{name: self._inputs.node(wanted) for name, wanted in one.items()} for one in (nodes, routers)]
-        return made[0], made[1]
+    def _further(self, text: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, UserError]]:
+        """The nodes and routers of a text that are made by their names in the catalogue, and errors for those that cannot be made."""
+        wanted, routers = drawn_from_catalogue(text, self._graph.builder.nodes) if self._inputs else ({}, {})
+        nodes, lacking = dict[str, Any](), dict[str, UserError]()
+        for name, kind in wanted.items():
+            try:
+                nodes[name] = self._make(kind)
+            except UserError as error:
+                lacking[name] = error
+        return nodes, {name: self._make(kind) for name, kind in routers.items()}, lacking
+
+    def _make(self, name: str) -> Any:
+        """A node or router of this name in the catalogue."""
+        assert self._inputs is not None
+        return self._inputs().node(name)
 
     def wire_onto(self, graph: Any) -> Any:
         """A graph with the same nodes as ours, as the saved drawing wires it; as it is while nothing is saved."""
         text, exists = self._text()
         if not exists:
             return graph
-        nodes, routers = self._further(text)
+        nodes, routers, lacking = self._further(text)
+        for error in lacking.values():
+            raise error
         return rewire(graph, text, routers, **nodes)
 
     def write_python(self) -> dict[str, Any]:
@@ -112,10 +118,11 @@ class Drawing:
             raise StudioError("save the drawing first" if self._source else "this graph has its Python file already")
         if path.exists() and not path.read_text(encoding="utf-8").startswith(head):
             raise StudioError(f"{path} is not of the studio, and was left as it is; move it away")
-        path.write_text(
-            head + python_text(self._source, *drawn_from_catalogue(text, self._graph.builder.nodes)), encoding="utf-8"
-        )
-        return {"message": f"Wrote {path}, whose `graph` is the graph of {self.path.name}."}
+        calls = {name: error.call for name, error in self._further(text)[2].items() if isinstance(error, LacksParts)}
+        made = python_text(self._source, *drawn_from_catalogue(text, self._graph.builder.nodes), calls)
+        path.write_text(head + made, encoding="utf-8")
+        asked = f" Fill in the dots of {', '.join(calls)} first." if calls else ""
+        return {"message": f"Wrote {path}, whose `graph` is the graph of {self.path.name}.{asked}"}
 
     def save(self, text: str, version: str) -> dict[str, Any]:
         """Write the text, if the file still holds the version that it was made from.
@@ -148,15 +155,24 @@ class Drawing:
             about = describe_node(name, spec.runnable)["about"]
             own.append(_entry(name, about, channels.reads, channels.writes))
         groups = [{"name": "of this graph", "own": True, "nodes": own}]
+        names = Counter(one.name for one in catalogue())
         for verb, about in VERBS.items():
-            entries = [_entry(one.name, one.summary, one.reads, one.writes, one.module) for one in catalogue(verb)]
+            drawn = [one for one in catalogue(verb) if one.is_drawn]
+            called = [f"{verb}.{one.name}" if names[one.name] > 1 else one.name for one in drawn]
+            entries = [
+                _entry(name, one.summary, one.reads, one.writes, one.module) for name, one in zip(called, drawn, strict=True)
+            ]
             groups.append({"name": f"{verb}: {about}", "own": False, "nodes": entries})
         return groups
 
 
-def python_text(source: str, nodes: Mapping[str, str], routers: Mapping[str, str]) -> str:
-    """The lines of a Python file that wires a drawing beside it; the nodes and routers by their names in the catalogue."""
-    made = [",".join(f"\n    {name!r}: inputs.node({wanted!r})" for name, wanted in one.items()) for one in (nodes, routers)]
+def python_text(source: str, nodes: Mapping[str, str], routers: Mapping[str, str], calls: Mapping[str, str]) -> str:
+    """The lines of a Python file that wires a drawing beside it: nodes and routers by their names in the catalogue, or by these calls."""
+    lines = [
+        [f"\n    {name!r}: {calls.get(name, f'inputs.node({wanted!r})')}" for name, wanted in one.items()]
+        for one in (nodes, routers)
+    ]
+    made = [",".join(one) for one in lines]
     return (
         f"from pathlib import Path\n\nimport learngraph\n{source}\nnodes = {{{made[0]}}}\nrouters = {{{made[1]}}}\n"
         'drawing = Path(__file__).with_suffix(".mmd").read_text(encoding="utf-8")\n'
@@ -174,8 +190,8 @@ def _entry(name: str, about: str, reads: Iterable[str], writes: Iterable[str], m
     }
 
 
-def _show(finding: Finding) -> dict[str, Any]:
-    return {"line": finding.line, "severity": "error", "message": finding.sentence}
+def _show(line: int, sentence: str) -> dict[str, Any]:
+    return {"line": line, "severity": "error", "message": sentence}
 
 
 def _version(text: str, exists: bool) -> str:

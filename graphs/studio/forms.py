@@ -65,18 +65,18 @@ def _adapter(graph: Any, channel: str) -> TypeAdapter[Any]:
 
 def _message_form(graph: Any, message: BaseMessage) -> dict[str, Any]:
     """The words of a message, and the arguments of its calls by the schemas of the graph's tools."""
-    tools = {
-        name: one for spec in graph.builder.nodes.values() for name, one in getattr(spec.runnable, "tools_by_name", {}).items()
-    }
     calls = getattr(message, "tool_calls", [])
-    args = [
-        {**(tools[call["name"]].get_input_jsonschema() if call["name"] in tools else {}), "title": call["name"]}
-        for call in calls
-    ]
+    args = [{**_arguments(graph, call["name"]), "title": call["name"]} for call in calls]
     content = {"type": "string"} if isinstance(message.content, str) else {}
     properties = {"content": content} | ({"calls": {"type": "array", "prefixItems": args}} if calls else {})
     value = {"content": message.content} | ({"calls": [call["args"] for call in calls]} if calls else {})
     return {"schema": {"type": "object", "properties": properties}, "value": value}
+
+
+def _arguments(graph: Any, name: str) -> dict[str, Any]:
+    """The schema of a tool's arguments; any object for a tool that the graph does not have."""
+    held = [getattr(spec.runnable, "tools_by_name", {}) for spec in graph.builder.nodes.values()] if graph is not None else []
+    return next((one[name].get_input_jsonschema() for one in held if name in one), {"type": "object"})
 
 
 def _read_message(message: BaseMessage, value: Mapping[str, Any]) -> BaseMessage:
@@ -94,8 +94,9 @@ def input_form(graph: Any, usual: Any = None) -> dict[str, Any]:
     return {"schema": schema, "value": usual if usual is not None else {}}
 
 
-def answer_form(question: Any) -> dict[str, Any] | None:
-    """The form of an answer to LangChain's HumanInTheLoopMiddleware: a decision a call; None for other questions."""
+def answer_form(question: Any, graph: Any = None) -> dict[str, Any] | None:
+    """The form of an answer to LangChain's HumanInTheLoopMiddleware: a decision a call, with the arguments of the graph's tools by
+    their schemas; None for other questions."""
     if not isinstance(question, Mapping) or not {"action_requests", "review_configs"} <= set(question):
         return None
     decisions, value = [], []
@@ -103,7 +104,7 @@ def answer_form(question: Any) -> dict[str, Any] | None:
         properties = {
             "type": {"enum": list(config["allowed_decisions"])},
             "message": {"type": "string", "description": "why, if it is rejected"},
-            "edited_action": {"type": "object", "properties": {"args": {"type": "object"}}},
+            "edited_action": {"type": "object", "properties": {"args": _arguments(graph, asked["name"])}},
         }
         decisions.append({"type": "object", "title": asked["name"], "properties": properties})
         edited = {"name": asked["name"], "args": asked["args"]}

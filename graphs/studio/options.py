@@ -33,8 +33,6 @@ class StudioOptions:
     """The number of the task in it."""
     episodes: int = 3
     """Episodes that a method plays before the first walk, so that its memory holds something."""
-    run: bool = False
-    """Walk through a whole run of the method, so many episodes long; Into enters one."""
     input: str = ""
     """The input of a graph of yours, as JSON: `{"messages": "Hello"}`. It can be changed on the page."""
     port: int = 0

@@ -14,9 +14,11 @@ from typing import Any
 
 from ...memory.errors import UserError
 from ...tools.notebook.tables import to_line
+from ...tools.notebook.walk import Walk
 from ..arms import blueprint
 from ..experiments.explain import explain_step
 from ..experiments.recorded import RecordedFolder, RecordedRun, RecordedStep, read_rows
+from ..experiments.replay import step_from
 from ..methods import find_method
 from ..wiring.flow import to_mermaid
 from ..wiring.picture import Picture, picture
@@ -190,6 +192,11 @@ class RunView:
         except (OSError, ValueError) as error:
             problems.append(f"The row of this step cannot be read any more: {error}.")
             return {"action": step.action, "reward": step.reward}
+
+    def walk_from(self, branch: str, number: int) -> Walk:
+        """A live walk that stands where this step was decided; see `learngraph.step_from`."""
+        run = self._run
+        return step_from(run.path.parent, number, seed=run.seed, episode=int(branch), method=run.method)
 
     def explain(self, branch: str, number: int) -> dict[str, Any]:
         """Why the method took the action of this step, from the run's memory and journal; see `learngraph explain`."""

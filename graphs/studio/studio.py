@@ -8,6 +8,7 @@ from inspect import signature
 from typing import Any
 
 from ...memory.errors import UserError
+from ...tools.notebook.walk import Walk
 from .drawing import Drawing
 from .run_view import FolderView, RunView
 from .walk_session import WalkSession
@@ -50,7 +51,8 @@ class Studio:
             ),
             "moment": lambda view, branch, number: self._view(view).moment(str(branch), _whole(number)),
             "act": self._act,
-            "explain": self._explain,
+            "explain": lambda view, branch, number: self._recorded(view).explain(str(branch), _whole(number)),
+            "walk_from": self._walk_from,
             "form": lambda branch, channel, index=None: self._open_walk().edit_form(str(branch), str(channel), index),
             "live": lambda: self._open_walk().live(),
         }
@@ -96,14 +98,27 @@ class Studio:
     def _act(self, view: str, do: str, branch: str, expected: str, **more: Any) -> dict[str, Any]:
         walk = self._view(view)
         if not isinstance(walk, WalkSession):
-            raise UserError("a recorded run is looked at, and not moved; open its method to walk")
+            raise UserError("a recorded run is looked at, and not moved; Walk on from here opens a walk")
         return walk.act(str(do), str(branch), str(expected), **more)
 
-    def _explain(self, view: str, branch: str, number: int) -> dict[str, Any]:
+    def _recorded(self, view: str) -> RunView:
         run = self._view(view)
         if not isinstance(run, RunView):
-            raise UserError("only steps of a recorded run are explained here")
-        return run.explain(str(branch), _whole(number))
+            raise UserError("only steps of a recorded run are explained and walked from")
+        return run
+
+    def _walk_from(self, view: str, branch: str, number: int) -> dict[str, Any]:
+        """Open a live walk that stands where a recorded step was decided."""
+        run = self._recorded(view)
+
+        def begin(*_: Any) -> Walk:
+            return run.walk_from(str(branch), _whole(number))
+
+        walk = begin()
+        if self.walk is None:
+            self.walk = WalkSession("walks from recorded runs", begin)
+        self.walk.adopt(walk, f"{run.name}, episode {branch}, step {number}")
+        return self._about()
 
 
 def _whole(number: Any) -> int:

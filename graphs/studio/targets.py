@@ -6,6 +6,7 @@ import importlib
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from ...tools.notebook.walk import Walk, start
 from ..arms import SERVED_GRAPHS, blueprint, find_user_object, load_graph, method_settings
 from ..experiments.options import RunOptions
 from ..experiments.run_inputs import make_method_inputs, method_resources
-from ..wiring import run as runs
 from ..wiring.episode import AttemptState
 from ..wiring.flow import FlowError, compile_graph, to_mermaid, wire
 from .drawing import Drawing
@@ -76,19 +76,15 @@ def method_target(options: StudioOptions) -> Studio:
     world, inputs = _open_world(options, method)
     found = f"from learngraph.graphs.methods import find_method\n{_source(options)}"
     base = f"method, settings = find_method({options.target!r})\nbase = method.build(inputs, settings)\n"
-    drawing = Drawing(options.target, path, to_mermaid(graph), graph, inputs, found + base)
+    drawing = Drawing(options.target, path, to_mermaid(graph), graph, lambda: inputs, found + base)
     task = world.task(options.seed, options.split)
     first = {"task": task, "run": "studio"}
-    made = method.build(inputs, settings, **method_resources(method), **({} if options.run else {"checkpointer": _saver()}))
-    for episode in range(0 if options.run else options.episodes):
+    made = method.build(inputs, settings, **method_resources(method), checkpointer=_saver())
+    for episode in range(options.episodes):
         made.invoke({**first, "episode": episode}, {"configurable": {"thread_id": f"before-{episode}"}})
 
     def begin(number: int, input: Any) -> Walk:
-        graph = drawing.wire_onto(made)
-        if options.run:
-            plan = {**first, "run": f"studio-{number}", "episode": 0, "episodes": max(options.episodes, 1)}
-            return start(runs.build(graph, checkpointer=_saver()), plan, thread=f"walk-{number}")
-        return start(graph, {**first, "episode": number + options.episodes}, thread=f"walk-{number}")
+        return start(drawing.wire_onto(made), {**first, "episode": number + options.episodes}, thread=f"walk-{number}")
 
     walk = WalkSession(f"{options.target} in {options.env}, task {task.id}", begin)
     with suppress(FlowError):  # the page shows what is wrong with the saved drawing
@@ -101,7 +97,9 @@ def drawing_target(options: StudioOptions) -> Studio:
     world, inputs = _open_world(options)
     builder = StateGraph(AttemptState, input_schema=AttemptInput, output_schema=EpisodeResult)
     base = compile_graph(wire(builder, "flowchart LR\n  START --> Begin --> END", {"Begin": inputs.node("Begin")}))
-    drawing = Drawing(options.target, options.flow or Path(options.target), FIRST, base, inputs, BASE.format(_source(options)))
+    drawing = Drawing(
+        options.target, options.flow or Path(options.target), FIRST, base, lambda: inputs, BASE.format(_source(options))
+    )
 
     def begin(number: int, input: Any) -> Walk:
         graph = drawing.wire_onto(base).copy(update={"checkpointer": _saver()})
@@ -146,7 +144,9 @@ def graph_target(options: StudioOptions) -> Studio:
     code = _UserCode(options.target)
     graph = code.graph
     path = options.flow or Path(f"{options.target.rpartition(':')[2]}.mmd")
-    drawing = Drawing(options.target, path, to_mermaid(graph), graph)
+    inputs = cache(lambda: _open_world(options)[1])  # opened where a node of the catalogue is drawn
+    source = f"from learngraph.graphs.arms import load_graph\n{_source(options)}base = load_graph({options.target!r})\n"
+    drawing = Drawing(options.target, path, to_mermaid(graph), graph, inputs, source)
     if options.target in SERVED_GRAPHS:  # drawn without an engine behind it
         return Studio(options.target, drawing)
     form = input_form(graph, usual)

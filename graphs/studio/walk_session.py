@@ -69,14 +69,12 @@ class WalkSession:
 
     def start(self, input: Any = None) -> None:
         """Begin a run and look at its first moment."""
-        walk = self._begin(self._runs, input)
-        self._runs += 1
-        self._open(WalkBranch(f"b{next(self._ids)}", f"run {self._runs}", walk))
+        self.adopt(self._begin(self._runs, input))
 
-    def adopt(self, walk: Walk) -> None:
+    def adopt(self, walk: Walk, name: str = "") -> None:
         """Show a walk that was begun elsewhere."""
         self._runs += 1
-        self._open(WalkBranch(f"b{next(self._ids)}", f"run {self._runs}", walk))
+        self._open(WalkBranch(f"b{next(self._ids)}", name or f"run {self._runs}", walk))
 
     def _open(self, branch: WalkBranch) -> None:
         self._running.watch(branch.walk)
@@ -152,7 +150,7 @@ class WalkSession:
             "inside": [f"{one.node} {one.number}" for one in branch.walk.inside],
             "what_if": branch.walk.branch is not None,
             "questions": [
-                {"id": id, "text": question_text(asked), "form": answer_form(asked)}
+                {"id": id, "text": question_text(asked), "form": answer_form(asked, branch.walk.here)}
                 for id, asked in branch.walk.questions.items()
             ],
             "note": f"before {names_of(last)}" if last.next else "at the end",

@@ -55,8 +55,15 @@ NUMBERS: Mapping[str, float] = {
     "bonus": 0.25,
     "penalty": 0.5,
     "beta": 10.0,
+    "epsilon": 0.1,
 }
-"""Name of a number that nodes ask for without a default -> JitRL's (graphs/jitrl.py, which stands on this file)."""
+"""Name of a number that nodes ask for without a default -> JitRL's (graphs/jitrl.py, which stands on this file), or the table's."""
+
+
+class LacksParts(UserError):
+    """An error: a node has parts without a default; `call` makes it, with a place for each of them."""
+
+    call: str
 
 
 def make_node(inputs: Any, name: str, given: Mapping[str, Any]) -> Any:
@@ -65,13 +72,17 @@ def make_node(inputs: Any, name: str, given: Mapping[str, Any]) -> Any:
     Raises:
         UserError: there is no such name, or a part without a default is not given.
     """
-    entries = [entry for entry in catalogue() if entry.name == name]
+    entries = [entry for entry in catalogue() if name in (entry.name, f"{entry.verb}.{entry.name}")]
     if len(entries) != 1:
-        hint = did_you_mean(name, [entry.name for entry in catalogue()])
-        said = f"{' and '.join(one.module for one in entries)} have a node '{name}'" if entries else f"no node '{name}'{hint}"
-        raise UserError(f"{said}; `learngraph list nodes` lists all")
+        hint = "" if entries else did_you_mean(name, [entry.name for entry in catalogue()])
+        said = (
+            f"say {' or '.join(f'{one.verb}.{one.name}' for one in entries)}"
+            if entries
+            else "`learngraph list nodes` lists all"
+        )
+        raise UserError(f"{len(entries) or 'no'} nodes are called '{name}'{hint}; {said}")
     (entry,) = entries
-    maker = getattr(import_module(entry.module), name)
+    maker = getattr(import_module(entry.module), entry.name)
     if entry.kind == "router":
         return maker
     if unknown := given.keys() - {*entry.parts, *entry.settings}:
@@ -93,8 +104,10 @@ def make_node(inputs: Any, name: str, given: Mapping[str, Any]) -> Any:
         else:
             lacking.append(part)
     if lacking:
-        asked = ", ".join(f"{part}=..." for part in lacking)
-        raise UserError(f"{name} has no default for {' and '.join(lacking)}; give inputs.node('{name}', {asked})")
+        error = LacksParts(f"{name} has no default for {' and '.join(lacking)}")
+        error.call = f"inputs.node('{name}', {', '.join(f'{part}=...' for part in lacking)})"
+        error.args = (f"{error}; give {error.call}, in a Python file",)
+        raise error
     return maker(**parts)
 
 
@@ -117,11 +130,12 @@ def drawn_from_catalogue(flow: str, known: Collection[str]) -> tuple[dict[str, s
     Raises:
         FlowError: the drawing cannot be read.
     """
-    chart, entries = read_flow(flow), {entry.name: entry for entry in catalogue()}
+    chart = read_flow(flow)
+    entries = {name: entry for entry in catalogue() for name in (entry.name, f"{entry.verb}.{entry.name}")}
     nodes, routers = dict[str, str](), dict[str, str]()
     for name, drawn in chart.nodes.items():
         wanted = drawn.text if drawn.text in entries else re.sub(r"_\d+$", "", name)
-        if name in known or wanted not in entries or entries[wanted].kind not in ("node", "maker"):
+        if name in known or wanted not in entries or not entries[wanted].is_drawn:
             continue
         nodes[name] = wanted
         labels = {edge.label for edge in chart.edges if edge.source == name and edge.label}

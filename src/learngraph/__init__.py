@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .graphs import training_free_grpo as training_free_grpo
     from .graphs.cli.background_server import start_server as serve
     from .graphs.experiments.explain import explain_step as explain
+    from .graphs.experiments.replay import step_from as step_from
     from .graphs.studio.widget import studio_view as studio
     from .graphs.wiring.flow import check as check
     from .graphs.wiring.flow import rewire as rewire
@@ -59,6 +60,7 @@ __all__ = [
     "rewire",
     "serve",
     "step",
+    "step_from",
     "studio",
     "training_free_grpo",
     "wire",
@@ -82,6 +84,7 @@ _LOADED_ON_USE = {
     "rewire": (".graphs.wiring.flow", "rewire"),
     "serve": (".graphs.cli.background_server", "start_server"),
     "step": (".tools.notebook.walk", "start"),
+    "step_from": (".graphs.experiments.replay", "step_from"),
     "studio": (".graphs.studio.widget", "studio_view"),
     "training_free_grpo": (".graphs.training_free_grpo", ""),
     "wire": (".graphs.wiring.flow", "wire"),

@@ -17,7 +17,7 @@ from learngraph.memory.storage.rows import Rows
 def write_settings(folder: Path, **methods: dict[str, Any]) -> Path:
     """A folder with the settings of a run of these methods, JitRL if none is given."""
     folder.mkdir(parents=True, exist_ok=True)
-    settings = {"env": "toy", "seeds": [0], "methods": methods or {"jitrl": {}}}
+    settings = {"env": "toy", "prior": "uniform", "seeds": [0], "methods": methods or {"jitrl": {}}}
     (folder / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
     return folder
 

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 
+import learngraph
 from learngraph.graphs.cli.main import main
 from learngraph.graphs.experiments.recorded import PACKED, unpack_rows
 from learngraph.graphs.experiments.replay import Replayed, replay_runs
+from learngraph.memory.errors import UserError
 from learngraph.memory.storage.rows import Rows
 from learngraph.nodes.recorded_model import RecordedChatModel, UnrecordedCall
 
@@ -50,6 +52,26 @@ def test_a_run_that_was_left_alone_is_the_same(folder: Path, capsys: pytest.Capt
     assert said[0].startswith("jitrl-s0: 2 episodes, ")
     assert said[0].endswith(" steps are the same")
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.slow
+def test_a_live_walk_leaves_any_step_of_a_recorded_run(folder: Path) -> None:
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    rows = [json.loads(line) for line in (folder / "jitrl-s0" / "steps.jsonl").read_text(encoding="utf-8").splitlines()]
+    row = next(one for one in rows if (one["episode"], one["step"]) == (1, 4))
+    walk = learngraph.step_from(folder, 4, episode=1)
+    assert (walk.next, walk.state["action"], walk.state["observation"].text) == (("act",), row["action"], row["state"])
+    other = walk.fork().edit(action="wait")
+    episodes = (folder / "jitrl-s0" / "episodes.jsonl").read_text(encoding="utf-8").splitlines()
+    assert walk.out().step().state["scores"] == [json.loads(line)["score"] for line in episodes]
+    assert other.out().step().state["scores"][:1] == walk.state["scores"][:1]  # pocket is asked what the run was never asked
+    assert learngraph.step_from(folder, 0, episode=0, method="tabular").next == ("act",)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    change(folder / "jitrl-s0" / "steps.jsonl", rows.index(row), action="gone")
+    with pytest.raises(
+        UserError, match=r"jitrl-s0 cannot be walked from there: it plays otherwise now, at episode 1, step 4, action"
+    ):
+        learngraph.step_from(folder, 4, episode=1)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -253,6 +254,77 @@ async def test_a_node_is_put_in_by_a_click_and_moved_by_the_mouse_and_the_python
     run = "import agent; print(agent.graph.invoke({'task': agent.world.task(0), 'run': 'r', 'episode': 0})['score'])"
     made = run_python("-c", run)
     assert float(made.stdout) > 0
+
+
+AGENT = """
+from typing import Literal
+from langchain.agents import create_agent
+from langchain.agents.middleware import HumanInTheLoopMiddleware
+from learngraph.tools.models.random_tools import HeedfulToolModel
+def resolve(how: Literal["refund", "replace"]) -> str:
+    'Resolve the issue.'
+    return f"{how}: arranged"
+graph = create_agent(HeedfulToolModel(seed=3), [resolve], middleware=[HumanInTheLoopMiddleware({"resolve": True})])
+"""
+
+
+async def test_an_agent_is_talked_to_and_its_call_approved_with_another_argument(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "my_browser_desk.py").write_text(AGENT)
+    said = "[...document.querySelectorAll('.chat .said')].map((one) => one.innerText.replace(/\\s+/g, ' '))"
+
+    def choose(name: str, value: str) -> str:
+        found = f"[...document.querySelectorAll('form.ask select')].find((one) => one.id.endsWith('{name}'))"
+        return f"{{ const is = {found}; is.value = '{value}'; is.dispatchEvent(new Event('change', {{ bubbles: true }})); }}"
+
+    with serve("./my_browser_desk.py:graph") as url:
+        async with page(tmp_path / "profile", url) as opened:
+            await opened.run("location.hash = 'walk'")
+            await until(opened, "document.querySelector('.chat textarea') !== null")
+            await opened.run("document.querySelector('.chat textarea').focus()")
+            await opened.ask("Input.insertText", text="It arrived broken.")
+            await press(opened, "Enter")
+            await until(opened, f"document.querySelectorAll('form.ask select').length === 2 && {said}.length === 2")
+            first = await opened.run("document.querySelectorAll('form.ask select')[1].value")
+            other = {"refund": "replace", "replace": "refund"}[first]
+            assert await opened.run(said) == ["human It arrived broken.", f"ai resolve(how='{first}')"]
+            await opened.run(choose("type", "edit"))
+            await opened.run(choose("how", other))
+            await opened.run("document.querySelector('form.ask button.main').click()")
+            await until(opened, f"{said}.length === 2 && document.querySelector('form.ask') === null || {said}.length > 2")
+            await opened.run(
+                "[...document.querySelectorAll('.toolbar button')].find((one) => one.textContent.startsWith('Finish')).click()"
+            )
+            await until(opened, f"{said}.length === 4")
+            told = await opened.run(said)
+            assert (told[2].endswith(f"{other}: arranged"), told[3]) == (True, "ai It is done.")
+            await until(opened, "!document.querySelector('.chat textarea').disabled")
+            await opened.run("document.querySelector('.chat textarea').focus()")
+            await opened.ask("Input.insertText", text="And my lamp?")
+            await press(opened, "Enter")
+            await until(opened, f"{said}.length === 6 && document.querySelectorAll('.forks li').length === 2")
+
+
+async def test_a_live_walk_leaves_a_step_of_a_recorded_run(tmp_path: Path) -> None:
+    with serve(str(play_run(tmp_path / "mine", episodes=2))) as url:
+        async with page(tmp_path / "profile", url) as opened:
+            await opened.run("location.hash = 'run/0/jitrl-s0'")
+            walk_on = "[...document.querySelectorAll('button')].find((one) => one.textContent === 'Walk on from here')"
+            await until(opened, f"{walk_on} !== undefined")
+            await press(opened, "ArrowLeft", "ArrowLeft")
+            await until(
+                opened, f"document.querySelector('.columns').textContent.includes('step 13:') && {walk_on} !== undefined"
+            )
+            await opened.run(f"{walk_on}.click()")
+            await until(opened, f"location.hash === '#walk' && {LIT} === 'act'")
+            assert "jitrl-s0, episode 1, step 13" in await opened.run("document.querySelector('.forks').textContent")
+            await press(opened, "f")
+            await until(opened, "document.querySelectorAll('.forks li').length === 2")
+            await press(opened, "s")
+            await until(opened, f"{LIT} === 'recall'")
 
 
 async def test_of_a_thousand_steps_only_rows_in_sight_are_in_the_page(tmp_path: Path) -> None:

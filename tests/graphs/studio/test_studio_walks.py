@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import re
 import signal
 import sys
 import threading
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -384,6 +386,26 @@ def test_mistakes_of_a_drawing_name_their_lines() -> None:
     assert boxes["add"]["about"] == "Add one."
 
 
+@pytest.mark.parametrize("target", ["agent.mmd", "./my_studio_own.py:graph"])
+def test_any_node_of_the_catalogue_is_put_into_a_drawing_of_ones_own(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "my_studio_own.py").write_text(APP)
+    drawing = open_studio(StudioOptions(target, model="pocket")).drawing
+    assert drawing is not None
+    text, said = drawing.read()["text"], Counter[str]()
+    for name in [node["name"] for group in drawing.palette()[1:] for node in group["nodes"]]:
+        for finding in drawing.check(re.sub(r"START --> (\w+)", rf"START --> \1 --> {name}_2", text, count=1))["findings"]:
+            assert name in finding["message"]
+            said.update(re.findall(r"reads|has no default for .* in a Python file", finding["message"])[:1])
+    assert sum(said.values()) > 50
+    drawing.save(text.replace("START --> ", "START --> Submit --> "), drawing.read()["version"])
+    assert drawing.write_python()["message"].endswith("Fill in the dots of Submit first.")
+    assert "'Submit': inputs.node('Submit', read=..., toolset=...)" in drawing.path.with_suffix(".py").read_text()
+
+
 @pytest.mark.parametrize("content", [b"\xff\xfe", None])
 def test_a_drawing_that_cannot_be_read_is_a_sentence(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "agent.mmd"
@@ -421,20 +443,6 @@ def test_a_method_walks_on_what_it_has_learned_and_on_the_saved_drawing(
         studio.answer("act", act)
     broken = open_studio(StudioOptions("jitrl", episodes=0))
     assert broken.answer("overview", {"view": "walk"})["problems"] == ["No run has begun: New run begins one."]
-
-
-def test_a_whole_run_is_walked_and_its_episodes_are_entered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    walks = open_studio(StudioOptions("jitrl", run=True, episodes=2)).walk
-    assert walks is not None
-    assert current(act(walks, "step"))["note"] == "before tally"
-    assert current(act(walks, "step"))["note"] == "before episode"
-    seen = act(walks, "into")
-    assert (current(seen)["inside"], current(seen)["note"]) == (["episode 0"], "before begin")
-    assert current(act(walks, "until", node="act"))["note"] == "before act"
-    assert walks.moment("b0", 7)["decision"]["bars"]
-    seen = act(walks, "out")
-    assert (current(seen)["inside"], current(seen)["note"]) == ([], "before tally")
 
 
 APP = """

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 import learngraph
+from learngraph.graphs.baselines.tabular import Tabular
 from learngraph.graphs.jitrl import JitRL
 from learngraph.graphs.wiring.flow import rewire, to_mermaid
 from learngraph.graphs.wiring.node_parts import NUMBERS
@@ -24,7 +25,7 @@ def test_every_node_is_made_or_says_what_it_lacks(inputs: Any) -> None:
         try:
             inputs.node(entry.name)
         except UserError as error:
-            words = re.search(r"has no default for|have a node '|has a model write", str(error))
+            words = re.search(r"has no default for|say |has a model write", str(error))
             said[words[0] if words else entry.name] = 1
         else:
             said["made"] += 1
@@ -55,15 +56,21 @@ def test_numbers_without_a_default_are_those_of_jitrl() -> None:
             "alpha": s.unseen_bonus,
             "lam": s.unseen_bonus_probability,
         },
-        **{"kappa": s.shrinkage_visits, "bonus": s.exploration_bonus, "penalty": s.repeat_penalty, "beta": s.beta},
+        **{
+            "kappa": s.shrinkage_visits,
+            "bonus": s.exploration_bonus,
+            "penalty": s.repeat_penalty,
+            "beta": s.beta,
+            "epsilon": Tabular().epsilon,
+        },
     } == NUMBERS
 
 
 @pytest.mark.parametrize(
     ("name", "given", "says"),
     [
-        ("Recal", {}, "no node 'Recal'; did you mean Recall"),
-        ("extract", {}, "learngraph.nodes.synthesize.reasoning_bank and learngraph.nodes.extract.critic have a node 'extract'"),
+        ("Recal", {}, "no nodes are called 'Recal'; did you mean Recall"),
+        ("extract", {}, "2 nodes are called 'extract'; say synthesize.extract or extract.extract"),
         ("Submit", {}, "Submit has no default for read and toolset; give inputs.node('Submit', read=..., toolset=...)"),
         ("Choose", {"temprature": 2}, "Choose takes temperature, got temprature"),
         ("write_about_attempt", {}, "write_about_attempt has a model write, and there is none here"),

@@ -80,7 +80,7 @@ function Page() {
       ${Editor && html`<div hidden=${tab !== "drawing"}><${Editor} ask=${ask} dirty=${dirty}/></div>`}
       ${here === "walk" && html`<${RunView} key="walk" ask=${ask} view="walk" shortcuts=${single}/>`}
       ${here === "runs" && html`<${Runs} open=${open}/>`}
-      ${here.startsWith("run/") && html`<${RunView} key=${here} ask=${ask} view=${here} shortcuts=${single}/>`}
+      ${here.startsWith("run/") && html`<${RunView} key=${here} ask=${ask} view=${here} shortcuts=${single} walkOn=${(found) => { setAbout(found); open("walk"); }}/>`}
     </main>
     ${help && html`<${Help} close=${() => setHelp(false)} single=${single} setSingle=${setSingle}/>`}`;
 }

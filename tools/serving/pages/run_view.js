@@ -89,7 +89,7 @@ function Breakpoints({ nodes, breaks, act }) {
   </tbody></table></div></details>`;
 }
 
-export function RunView({ ask, view, shortcuts = true, wait = WAIT }) {
+export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = null }) {
   const [overview, setOverview] = useState(null), [branch, setBranch] = useState(""), [at, setAt] = useState(-1);
   const [moment, setMoment] = useState(null), [problem, setProblem] = useState(null), [busy, setBusy] = useState(false);
   const [asking, setAsking] = useState(null), [running, setLive] = useState([]), [why, setWhy] = useState(null), [follow, setFollow] = useState(true);
@@ -196,6 +196,11 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT }) {
       if (mine === turn.current) setWhy(found);
     } catch (error) { report(error); }
   };
+  const walkFrom = async () => {
+    setBusy(true);
+    setProblem(null);
+    try { walkOn(await ask("walk_from", { view, branch, number: at })); } catch (error) { report(error); setBusy(false); }
+  };
   if (!overview) return html`<div ref=${root}>${problem ? html`<p role="alert" class="note bad">${problem.text}</p>` : html`<p class="loading">Loading …</p>`}</div>`;
   const graph = overview.graphs[shown?.graph ?? ""], nodes = graph?.nodes.map((node) => node.name).filter((name) => name !== "START" && name !== "END") ?? [];
   const choose = (id) => { setBranch(id); setAt((overview.branches.find((one) => one.id === id)?.count ?? 0) - 1); };
@@ -225,7 +230,8 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT }) {
       </div>
       <div>
         ${(moment?.decision || moment?.can_explain) && html`<div class="card"><h3>Decision</h3>${moment.decision && html`<${Decision} decision=${moment.decision}/>`}
-          ${moment.can_explain && html`<button type="button" onClick=${explain}>Why this action?</button>`}${why && html`<${Explanation} found=${why}/>`}</div>`}
+          ${moment.can_explain && html`<button type="button" onClick=${explain}>Why this action?</button>`}
+          ${moment.can_explain && walkOn && html` <button type="button" disabled=${busy} title="plays the run again up to here, and goes on live" onClick=${walkFrom}>${busy ? "Playing up to here …" : "Walk on from here"}</button>`}${why && html`<${Explanation} found=${why}/>`}</div>`}
         ${moment && moment.memory.read.length + moment.memory.written.length > 0 && html`<div class="card"><h3>Memory ${shown?.what_if ? html`<span class="soft">as this what-if sees it</span>` : ""}</h3><${Memory} memory=${moment.memory}/></div>`}
         ${moment?.costs?.length > 0 && html`<div class="card"><h3>Time and tokens</h3><table><tbody>${moment.costs.map((row) => html`<tr>${row.map((cell) => html`<td>${cell}</td>`)}</tr>`)}</tbody></table></div>`}
       </div>
