@@ -167,7 +167,7 @@ def _items(text: str) -> str:
 
 
 def _plan(text: str) -> str:
-    return "I thought.\nPlan:\n" + " ".join(_advice(text) or ["Nothing was resolved."])
+    return "I thought.\nPlan:\n" + " ".join(_advice(text.partition("<conversation")[2]) or ["Nothing was resolved."])
 
 
 def _lessons(text: str) -> str:

@@ -38,7 +38,7 @@ from langchain_core.messages import AIMessage, ToolCall
 from langchain_core.runnables import Runnable, RunnableLambda
 from langgraph.store.base import BaseStore
 
-from ...memory.conversations.messages import last_user_message, steps, text_read
+from ...memory.conversations.messages import last_user_message, steps, text_read, without_values
 from ...memory.conversations.reviews import REJECTED
 from ...memory.errors import UserError, plural
 from ...memory.records import Candidate, Neighbour, Observation, Trajectory, Transition
@@ -96,8 +96,9 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
             `logprobs=True`). `confidences`: all calls that the schemas of the deciding tools allow, and what the model says of each when
             it is asked in words (nodes/prompts/agents/options.md). `scores`: the same calls, scored as replies by a local model.
         scorer: the model of `scores`, with a method `score` (`learngraph.tools.local`); the agent's own if not given.
-        settings: JitRL's. The default compares states by the words of `state_key`, which in prose are never the same: a
-            `state_key` that names the kind of issue, a smaller `min_similarity`, or embeddings are what makes states alike. It
+        settings: JitRL's. The default compares states by the words of `state_key`, which in prose are hardly ever the same: a
+            `state_key` that names the kind of issue, a smaller `min_similarity`, or embeddings are what makes states alike. Not
+            given, `state_key` is the user's first message and the turn's last results without words that have a digit. It
             discounts nothing, and has no bonus for what was never tried: customers are not explored.
         similarity: another comparison of states than by words, such as by embeddings (`memory.search.vectors.CosineSimilarity`).
             Without `settings`, states count from its own least similarity on.
@@ -118,6 +119,7 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         similarity: Similarity | None = None,
         **options: Unpack[LearnerOptions],
     ) -> None:
+        options.setdefault("state_key", without_values)
         super().__init__(store, **options)
         if samples < 1:
             raise UserError(f"samples is the number of times that the model is asked at a decision, at least 1; got {samples}")

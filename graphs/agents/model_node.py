@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from langchain.agents.middleware import AgentMiddleware, ModelRequest
@@ -12,26 +14,51 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.runnables import Runnable, RunnableLambda
 from langchain_core.tools import BaseTool
 from langchain_core.tools import tool as make_tool
+from langgraph.config import get_config
 from langgraph.runtime import get_runtime
 
 from .consultation import model_response
+from .given_advice import keep_given, keep_last_turn
 
 __all__ = ["model_node"]
+
+CHANNELS: dict[str, Callable[[Any, Any], Any]] = {
+    "learning": keep_last_turn,
+    "given_advice": keep_given,
+    "trials": operator.or_,
+}
+"""Channel of a `LearningState` -> its reducer."""
+MOST_THREADS = 1_000
+"""Threads of graphs without these channels of which a process keeps them."""
 
 
 def model_node(
     learner: AgentMiddleware[Any, Any, Any], model: BaseChatModel, tools: Sequence[Any] = (), system_prompt: str = ""
 ) -> Runnable[Any, dict[str, Any]]:
-    """The node, for a state with `messages`, and with `learning` where it is a `LearningState`.
+    """The node, for a state with `messages`: a `LearningState`, or one of the graph's own, of which the learner keeps the rest in this process.
 
     A turn of it ends with a reply that calls no tool.
     """
+
+    kept = OrderedDict[str, dict[str, Any]]()
+
+    def with_learning(state: Any) -> Any:
+        """The state, with what the learner has kept of the thread where the graph has no channel for it."""
+        return state if "learning" in state else {**kept.get(_thread(state), {}), **state}
+
+    def keep(state: Any, made: dict[str, Any]) -> None:
+        before, thread = with_learning(state), _thread(state)
+        known = {name: before[name] for name in CHANNELS if name in before}
+        kept[thread] = known | {name: CHANNELS[name](known.get(name) or type(new)(), new) for name, new in made.items()}
+        kept.move_to_end(thread)
+        while len(kept) > MOST_THREADS:
+            kept.popitem(last=False)
 
     named = [one if isinstance(one, BaseTool | dict) else make_tool(one) for one in tools]
 
     def begin(state: Any) -> ModelRequest[Any]:
         system = SystemMessage(system_prompt) if system_prompt else None
-        messages, runtime = list(state["messages"]), get_runtime()
+        state, messages, runtime = with_learning(state), list(state["messages"]), get_runtime()
         return ModelRequest(
             model=model, messages=messages, system_message=system, tools=list(named), state=state, runtime=runtime
         )
@@ -54,7 +81,9 @@ def model_node(
         made: Any = found.command.update if isinstance(found, ExtendedModelResponse) and found.command else {}
         entries = made.get("learning", [])
         goes_on = any(isinstance(one, AIMessage) and one.tool_calls for one in replies)
-        last = {**state, "messages": [*state["messages"], *replies], "learning": [*(state.get("learning") or []), *entries]}
+        learning = [*(with_learning(state).get("learning") or []), *entries]
+        last = {**state, "messages": [*state["messages"], *replies], "learning": learning}
+        keep(state, {name: made[name] for name in CHANNELS if name in made})
         return {**made, "messages": replies, "learning": entries}, None if goes_on else last
 
     def call(state: Any) -> dict[str, Any]:
@@ -76,3 +105,9 @@ def model_node(
         return update
 
     return RunnableLambda(call, afunc=acall)
+
+
+def _thread(state: Any) -> str:
+    """The thread's id, or that of the user's first message."""
+    first = next((one.id for one in state["messages"] if isinstance(one, HumanMessage)), None)
+    return str(get_config().get("configurable", {}).get("thread_id") or first)

@@ -2,7 +2,8 @@
 
     agent = create_agent(model, tools, middleware=[learner := ReflexionMiddleware("memory", task=kind_of_issue)])
 
-The notes on the last conversations of the same task stand in the prompt; the conversations and their rewards do not. The
+The notes on the last conversations of the same task stand in the prompt, or without a `task` those on the conversations that began
+most like this one; the conversations and their rewards do not. The
 nodes are those of Reflexion's graph (graphs/baselines/reflexion.py): compose, and the one that asks for a note.
 """
 
@@ -45,7 +46,8 @@ class ReflexionMiddleware(CriticMiddleware[ConversationAttempts]):
         critic: the chat model that writes notes; the agent's own if not given.
         settings: Reflexion's: the last three notes, or those that fit into `max_memory_tokens`.
         prompts: a directory whose prompt files take the place of those of the same name.
-        options: those of `CriticMiddleware`. `task` says which conversations are attempts at the same.
+        options: those of `CriticMiddleware`. `task` says which conversations are attempts at the same; without it, as many are shown
+            of those that began most like this one.
     """
 
     method: ClassVar[str] = "reflexion"
@@ -67,7 +69,7 @@ class ReflexionMiddleware(CriticMiddleware[ConversationAttempts]):
 
     def make_content(self) -> ConversationAttempts:
         """The conversations that have a note."""
-        return ConversationAttempts()
+        return ConversationAttempts(by_request=self._task is None)
 
     def question(
         self, trajectory: Trajectory, content: ConversationAttempts, critic: Runnable[Any, Any], card: str
@@ -109,7 +111,11 @@ class ReflexionMiddleware(CriticMiddleware[ConversationAttempts]):
         self, task: Task, content: ConversationAttempts, window: int, hidden: frozenset[str] = frozenset()
     ) -> tuple[Buffer, dict[str, Any]]:
         """The earlier attempts at a task that have notes, without hidden ones, and the state after Reflexion's node `compose`."""
-        buffer, number = content.buffer(task.id, "", hidden)
+        only = None
+        if self._task is None and self.settings.selection == "last":
+            alike = [id for id in content.best_alike(task.id, task.instruction, "") if id not in hidden]
+            only = alike[: self.settings.last_n]
+        buffer, number = content.buffer(task.id, "", hidden, only)
         compose = Compose(
             buffer,
             render=note_line,

@@ -117,13 +117,9 @@ class ScopeMemory(Generic[Index]):
         if (near := entry.get("nearest")) is not None:
             self.nearest = max(near, self.nearest or 0.0)
         if self.consulted == CONSULTATIONS_BEFORE_WARNING and not self.recalled:
-            place = "/".join(self.conversations.scope)
-            LOG.warning(
-                "%s: nothing was recalled for the first %d model calls of %s; status() says why",
-                entry["method"],
-                self.consulted,
-                place,
-            )
+            why = "status() says why" if self.ids else "no feedback has come yet: call feedback(thread_id, reward=...)"
+            place, words = "/".join(self.conversations.scope), "%s: nothing was recalled for the first %d model calls of %s; %s"
+            LOG.warning(words, entry["method"], self.consulted, place, why)
 
 
 class ScopeOptions(TypedDict, total=False):

@@ -99,6 +99,11 @@ def goal_and_last_turn(read: Sequence[BaseMessage]) -> str:
     return last if last.startswith(goal) else f"{goal}\n{last}"
 
 
+def without_values(read: Sequence[BaseMessage]) -> str:
+    """As `goal_and_last_turn`, with a mark in the place of each word that has a digit: such a value belongs to one conversation."""
+    return re.sub(r"[\w-]*\d[\w-]*", "#", goal_and_last_turn(read))
+
+
 def text_read(read: Sequence[BaseMessage]) -> str:
     """The messages since the agent's last one, as it read them: tool results under the name of the tool."""
     start = next((n for n in range(len(read), 0, -1) if isinstance(read[n - 1], AIMessage)), 0)

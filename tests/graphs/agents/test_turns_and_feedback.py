@@ -15,14 +15,16 @@ from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware, ModelCallLimitMiddleware
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import START, StateGraph
+from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.store.memory import InMemoryStore
 from learning_agents import METHODS, config, make
 
 from learngraph.graphs.agents.icrl import ICRLMiddleware
 from learngraph.graphs.agents.learner import LearningState
+from learngraph.graphs.agents.scopes import ScopeMemory
 from learngraph.graphs.agents.status import LearnerStatus
+from learngraph.memory.conversations.store import ConversationStore
 from learngraph.memory.errors import UserError
 
 TOOLS = [desk.lookup_order, desk.resolve]
@@ -110,10 +112,11 @@ def test_every_streamed_message_is_in_the_state(method: str) -> None:
 
 
 @pytest.mark.parametrize("awaited", [False, True])
-@pytest.mark.parametrize("method", ["reasoning-bank", "adamem-max"])
-def test_a_graph_of_ones_own_learns_with_a_node(method: str, awaited: bool) -> None:
+@pytest.mark.parametrize(("method", "schema"), [("reasoning-bank", LearningState), ("adamem-max", MessagesState)])
+def test_a_graph_of_ones_own_learns_with_a_node(method: str, schema: Any, awaited: bool) -> None:
+    """Whether or not its state has room for what the learner did."""
     _, learner, model = make(method)
-    builder = StateGraph(LearningState)
+    builder = StateGraph(schema)
     builder.add_node("model", learner.node(model, TOOLS, "You help customers."))
     builder.add_node("tools", ToolNode(TOOLS))
     builder.add_edge(START, "model").add_conditional_edges("model", tools_condition).add_edge("tools", "model")
@@ -122,6 +125,7 @@ def test_a_graph_of_ones_own_learns_with_a_node(method: str, awaited: bool) -> N
     assert sum(rewards[-8:]) == 8
     (turn,) = learner.conversation("t23", tenant="acme").turns
     assert [len(turn.steps), len(turn.advice)] == [3, 3]
+    assert turn.advice[-1]["cached"] > 0.5, "advice stays where it was given"
 
 
 def test_turns_are_told_apart_where_messages_have_no_ids() -> None:
@@ -159,6 +163,16 @@ def test_ten_praises_are_enough_for_a_decision_to_be_taken() -> None:
 def test_status_says_what_would_make_states_alike() -> None:
     assert "25% of 40 model calls: states are hardly ever alike; give a state_key" in str(LearnerStatus("jitrl", 9, 40, 10))
     assert LearnerStatus("jitrl", 9, 40, 30).problems == ()
+
+
+@pytest.mark.parametrize(("held", "why"), [(set(), "no feedback has come yet"), ({"t1/0"}, "status() says why")])
+def test_the_log_says_once_why_nothing_is_recalled(held: set[str], why: str, caplog: pytest.LogCaptureFixture) -> None:
+    memory = ScopeMemory(ConversationStore(InMemoryStore(), ("agents", "a")), object(), ids=held)  # type: ignore[type-var]
+    for _ in range(60):
+        memory.tally({"method": "synapse", "recalled": []})
+    (line,) = caplog.messages
+    assert line.startswith("synapse: nothing was recalled for the first 50 model calls of agents/a; ")
+    assert why in line
 
 
 def test_a_graph_that_is_awaited_uses_the_learner_without_blocking() -> None:
