@@ -40,25 +40,12 @@ def model_node(
     A turn of it ends with a reply that calls no tool.
     """
 
-    kept = OrderedDict[str, dict[str, Any]]()
-
-    def with_learning(state: Any) -> Any:
-        """The state, with what the learner has kept of the thread where the graph has no channel for it."""
-        return state if "learning" in state else {**kept.get(_thread(state), {}), **state}
-
-    def keep(state: Any, made: dict[str, Any]) -> None:
-        before, thread = with_learning(state), _thread(state)
-        known = {name: before[name] for name in CHANNELS if name in before}
-        kept[thread] = known | {name: CHANNELS[name](known.get(name) or type(new)(), new) for name, new in made.items()}
-        kept.move_to_end(thread)
-        while len(kept) > MOST_THREADS:
-            kept.popitem(last=False)
-
+    kept = _KeptLearning()
     named = [one if isinstance(one, BaseTool | dict) else make_tool(one) for one in tools]
 
     def begin(state: Any) -> ModelRequest[Any]:
         system = SystemMessage(system_prompt) if system_prompt else None
-        state, messages, runtime = with_learning(state), list(state["messages"]), get_runtime()
+        state, messages, runtime = kept.added_to(state), list(state["messages"]), get_runtime()
         return ModelRequest(
             model=model, messages=messages, system_message=system, tools=list(named), state=state, runtime=runtime
         )
@@ -81,9 +68,9 @@ def model_node(
         made: Any = found.command.update if isinstance(found, ExtendedModelResponse) and found.command else {}
         entries = made.get("learning", [])
         goes_on = any(isinstance(one, AIMessage) and one.tool_calls for one in replies)
-        learning = [*(with_learning(state).get("learning") or []), *entries]
+        learning = [*(kept.added_to(state).get("learning") or []), *entries]
         last = {**state, "messages": [*state["messages"], *replies], "learning": learning}
-        keep(state, {name: made[name] for name in CHANNELS if name in made})
+        kept.keep(state, made)
         return {**made, "messages": replies, "learning": entries}, None if goes_on else last
 
     def call(state: Any) -> dict[str, Any]:
@@ -105,6 +92,27 @@ def model_node(
         return update
 
     return RunnableLambda(call, afunc=acall)
+
+
+class _KeptLearning:
+    """The channels of a `LearningState` by thread, for graphs whose state has none of them."""
+
+    def __init__(self) -> None:
+        self._threads = OrderedDict[str, dict[str, Any]]()
+
+    def added_to(self, state: Any) -> Any:
+        """The state with its thread's channels, or as it is where it has them."""
+        return state if "learning" in state else {**self._threads.get(_thread(state), {}), **state}
+
+    def keep(self, state: Any, made: dict[str, Any]) -> None:
+        """Take in the update that a call has made."""
+        before, new = self.added_to(state), {name: made[name] for name in CHANNELS if name in made}
+        known = {name: before[name] for name in CHANNELS if name in before}
+        merged = {name: CHANNELS[name](known.get(name) or type(one)(), one) for name, one in new.items()}
+        self._threads[_thread(state)] = known | merged
+        self._threads.move_to_end(_thread(state))
+        while len(self._threads) > MOST_THREADS:
+            self._threads.popitem(last=False)
 
 
 def _thread(state: Any) -> str:

@@ -38,7 +38,8 @@ def play(method: str, played: Sequence[Step]) -> tuple[dict[str, Any], list[tupl
     The thread, the ids and all words are the same for both tenants, but for the order's number and the words of the feedback.
     """
     model = SteadyClerk()
-    learner = METHODS[method](InMemoryStore(), **({"critic": SteadyClerk()} if method == "lessons" else {}))
+    job: dict[str, Any] = {"study": "job"} if method in ("reasoning-bank", "reflexion", "lessons") else {}
+    learner = METHODS[method](InMemoryStore(), **job, **({"critic": SteadyClerk()} if method == "lessons" else {}))
     tools = [desk.lookup_order, desk.resolve]
     agent = create_agent(model, tools, middleware=[learner])  # without a checkpointer, which knows no tenants
     said: dict[str, Any] = {"acme": [], "bob": []}
@@ -59,6 +60,8 @@ def play(method: str, played: Sequence[Step]) -> tuple[dict[str, Any], list[tupl
         if reward is not None:
             model.criticised.clear()
             learner.feedback(f"t{own}", reward=reward, text=f"says {tenant}", tenant=tenant)
+            if job:
+                learner.learn(tenant=tenant)
             read += [(tenant, text) for text in model.criticised]
     for tenant in said:
         said[tenant].append([_without_run_ids(one) for one in learner.export(tenant=tenant)])
