@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import Python
 from hypothesis import given
 from hypothesis import strategies as st
 from waiting import wait_at_random
@@ -37,10 +38,14 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "run" / "cache.sqlite"
 
 
+BEGIN = (
+    "import sys; from learngraph.memory.storage.cache import Cache, cache_key; from learngraph.memory.records import Usage\n"
+)
+
+
 def python(code: str, *arguments: object, **more: Any) -> subprocess.Popen[str]:
     """Another process with `Cache`, `key` and `Usage` at hand."""
-    begin = "import sys; from learngraph.memory.storage.cache import Cache, cache_key; from learngraph.memory.records import Usage\n"
-    return subprocess.Popen([sys.executable, "-c", begin + code, *map(str, arguments)], text=True, **more)
+    return subprocess.Popen([sys.executable, "-c", BEGIN + code, *map(str, arguments)], text=True, **more)
 
 
 def held(cache: Cache) -> int:
@@ -215,8 +220,7 @@ def test_killed_in_the_middle_of_writing(path: Path) -> None:
     """What `put` returned from is there, a value and its cost come together, and the file is whole."""
     chance, stored = random.Random(5), -1
     for _ in range(8):
-        process = python(UNTIL_KILLED, path, stored + 1, stdout=subprocess.PIPE)
-        assert process.stdout
+        process = Python("-c", BEGIN + UNTIL_KILLED, path, stored + 1)
         assert process.stdout.readline()
         wait_at_random(chance, 0.05)
         process.send_signal(signal.SIGKILL)

@@ -176,19 +176,8 @@ class TestInABrowser:
     ) -> None:
         """The browser is killed in mid-episode. If a new one can be started the run goes on, else it ends in a sentence and is resumed."""
         here = play_in_process(monkeypatch, tmp_path)
-        command = [
-            "run",
-            "jitrl",
-            "--env",
-            "miniwob:enter-text",
-            "--prior",
-            "uniform",
-            "--seeds",
-            "1",
-            "--episodes",
-            "4",
-            "--out",
-        ]
+        flags = "--env miniwob:enter-text --prior uniform --seeds 1 --episodes 2"
+        command = ["run", "jitrl", *flags.split(), "--out"]
         assert main([*command, "whole"]) == 0
         observe, seen = MiniWob.observe, list[int]()
 
