@@ -201,7 +201,13 @@ def _published(kind: Literal["sdpo", "reinforce", "ppo"], max_age: int) -> CLaaS
     (one update a minibatch), and REINFORCE++ collapses at A_max = 25. All else is our default.
     """
     replay = ReplaySettings(
-        min_exchanges=32, positive_share=None, max_age=max_age, max_samplings=1_000_000, held_out_share=0.0, max_user_share=1.0
+        min_exchanges=32,
+        positive_share=None,
+        max_age=max_age,
+        max_samplings=1_000_000,
+        newest=1_000_000,
+        held_out_share=0.0,
+        max_user_share=1.0,
     )
     correction = StalenessCorrection(kind="none" if kind == "sdpo" else "clipped", ess_target=0.0)
     return CLaaS(
@@ -209,6 +215,7 @@ def _published(kind: Literal["sdpo", "reinforce", "ppo"], max_age: int) -> CLaaS
         loss=Objective(
             kind=kind,
             learning_rate=3e-5,
+            repairs=0,
             correction=correction,
             teacher=TeacherSettings(prompts="paper", rewrites=0),
             policy=PolicyGradient(min_evidence=0),
@@ -300,7 +307,7 @@ def build_learning(
             seed=settings.seed,
         ),
         "correct": Correct(learner, replay, versions, settings.gate, settings.loss.weighs_rewards),
-        "step": TakeGradientStep(learner, replay),
+        "step": TakeGradientStep(learner, replay, versions, settings.gate),
         "skip": Skip(replay),
         "commit": CommitStep(replay, versions, gate_every),
         "gate": GateCandidate(learner, replay, versions, settings.gate, retention),

@@ -696,6 +696,8 @@ class Minibatch:
     """Seed of all random draws in the step."""
     witnesses: tuple[Exchange, ...] = ()
     """The adapter's newest exchanges with a reward, by which the step weighs what its rewards say; none: rewards count as they are."""
+    liked: tuple[Exchange, ...] = ()
+    """Newest replies that were liked without a word, which the step must not make less likely."""
 
     @property
     def ages(self) -> tuple[int, ...]:
@@ -744,6 +746,8 @@ class Update:
     """Label of the version that it made; empty: none, see `skipped`."""
     skipped: str = ""
     """The reason why nothing was learned (all rewards alike, nothing left after the correction)."""
+    is_settled: bool = False
+    """Nothing was learned since all is learned already: the exchanges were not used up."""
     loss: float = 0.0
     norm: float = 0.0
     """Norm of the gradient before clipping."""

@@ -269,7 +269,8 @@ class LearningTask:
             turn.ready = 0
             turn.traces = deque([one for one in turn.traces if one not in origins], MAX_TRACES)
             turn.skips = turn.skips + 1 if turn.outcome in ("skipped", "dropped") else 0
-        rests = turn.outcome == "too few" or turn.skips >= MAX_SKIPS
+        update = state.get("update")
+        rests = turn.outcome == "too few" or turn.skips >= MAX_SKIPS or (update is not None and update.is_settled)
         turn.due = turn.due or bool(turn.jobs) or not rests
         if turn.outcome in ("live", "canary", "dropped"):
             self._live.on_live_change(*scope)

@@ -34,6 +34,7 @@ from .gate import GateSettings, gate_checks, is_gate_passed, liked_check
 if TYPE_CHECKING:
     from ...memory.claas.adapters import Adapters
     from ...memory.claas.replay import Replay
+    from ...memory.claas.replay_queries import ReplayRow
     from ...memory.claas.settings import ReplaySettings
 
 __all__ = [
@@ -119,8 +120,18 @@ class CorrectedBatch(BatchChannel, CorrectionChannel):
     """A minibatch, and which of its exchanges may teach."""
 
 
+class ScopedCorrectedBatch(AdapterScope, CorrectedBatch):
+    """The same, and its adapter."""
+
+
 class CorrectedBatchWithReason(CorrectedBatch, WhyChannel):
     """The same, and the reason why nothing is learned."""
+
+
+class SkippedBatch(CorrectedBatchWithReason, total=False):
+    """The same, and the result of a step that taught nothing."""
+
+    update: Update
 
 
 class CorrectionOrReason(CorrectionChannel, total=False):
@@ -262,7 +273,8 @@ class Correct(_LearnerNode):
     def __call__(self, state: ScopedBatch) -> CorrectionOrReason:
         batch = self.replay.minibatch(state["batch"])
         if self.weighs_rewards:
-            batch = replace(batch, witnesses=tuple(newest_rewarded(self.replay, batch.tenant, batch.adapter, WITNESSES)))
+            rows = newest_rewarded(self.replay, batch.tenant, batch.adapter, WITNESSES)
+            batch = replace(batch, witnesses=tuple(row.exchange for row in rows))
         try:
             correction = self.learner.correct(batch)
         except UserError as error:
@@ -272,11 +284,26 @@ class Correct(_LearnerNode):
         return {"correction": replace(correction, scale=scale, max_kl=max_kl, min_entropy_share=min_entropy_share)}
 
 
-def newest_rewarded(replay: Replay, tenant: str, adapter: str, count: int) -> list[Exchange]:
+def newest_rewarded(replay: Replay, tenant: str, adapter: str, count: int) -> list[ReplayRow]:
     """The newest exchanges of an adapter that have a reward and were not rejected, newest first."""
     rows = replay.rows(ExchangeQuery(tenant, adapter, limit=2 * count, is_rated=True))
-    found = [row.exchange for row in rows if row.state != "rejected"]
-    return [one for one in found if one.feedback is not None and one.feedback.reward is not None][:count]
+    rows = [row for row in rows if row.state != "rejected"]
+    return [row for row in rows if row.exchange.feedback and row.exchange.feedback.reward is not None][:count]
+
+
+def newest_liked(
+    replay: Replay, tenant: str, adapter: str, gate: GateSettings, since: float, is_held: bool = True
+) -> list[Exchange]:
+    """Those of the newest exchanges with a reward (twice `min_rewards`) that were liked without a word, newest first.
+
+    Args:
+        since: Unix time of the last rollback for falling rewards; what was liked before has no say: by it a version passed that users
+            then liked less.
+        is_held: with those that are held out from training.
+    """
+    rows = newest_rewarded(replay, tenant, adapter, 2 * gate.min_rewards)
+    found = [row.exchange for row in rows if row.exchange.created >= since and (is_held or row.state != "held")]
+    return [one for one in found if one.feedback and (one.feedback.reward or 0) > 0 and not one.feedback.is_mixed]
 
 
 def step_limits(gate: GateSettings) -> tuple[float, float]:
@@ -293,12 +320,20 @@ def route_correction(state: CorrectionChannel) -> Literal["something left", "not
     return "something left" if state["correction"].kept else "nothing left"
 
 
+@dataclass(frozen=True)
 class TakeGradientStep(_LearnerNode):
-    """theta <- theta - eta grad L: one step on the exchanges that the correction kept. Writes a new version to disk."""
+    """theta <- theta - eta grad L: one step on the exchanges that the correction kept, which holds the newest liked replies. Writes a new
+    version to disk."""
 
-    def __call__(self, state: CorrectedBatch) -> UpdateWithReason:
+    versions: AdapterLookup = field(repr=False)
+    gate: GateSettings = field(default_factory=GateSettings)
+    """The number of liked replies that the gate reads."""
+
+    def __call__(self, state: ScopedCorrectedBatch) -> UpdateWithReason:
+        batch, since = self.replay.minibatch(state["batch"]), self.versions(*scope(state)).last_fall
+        liked = newest_liked(self.replay, batch.tenant, batch.adapter, self.gate, since, is_held=False)
         try:
-            update = self.learner.step(self.replay.minibatch(state["batch"]), state["correction"])
+            update = self.learner.step(replace(batch, liked=tuple(liked)), state["correction"])
         except UserError as error:
             return {"update": Update("", _reason(error)), "why": _reason(error)}
         return {"update": update, "why": update.skipped}
@@ -318,16 +353,19 @@ def _reason(error: UserError) -> str:
 
 @dataclass(frozen=True)
 class Skip:
-    """Return a minibatch from which nothing was learned. Its exchanges count as sampled, so that none is drawn for ever."""
+    """Return a minibatch from which nothing was learned. Its exchanges count as sampled, so that none is drawn for ever, unless what they
+    teach is learned already: it may be lost again."""
 
     role: ClassVar[str] = "memory"
 
     replay: Replay = field(repr=False)
 
-    def __call__(self, state: CorrectedBatchWithReason) -> Outcome:
+    def __call__(self, state: SkippedBatch) -> Outcome:
+        update = state.get("update")
         dropped = dict(state["correction"].dropped)
         why = state["why"] or "; ".join(sorted(set(dropped.values()))) or "nothing was left after the correction"
-        self.replay.release(state["batch"], why, counts_as_sampling=True, rejected=dropped)
+        is_used = update is None or not update.is_settled
+        self.replay.release(state["batch"], why, counts_as_sampling=is_used, rejected=dropped)
         return {"outcome": "skipped", "why": why}
 
 
@@ -401,12 +439,7 @@ class GateCandidate(_LearnerNode):
             known = {exchange.id for exchange in texts}
             rows = self.replay.rows(ExchangeQuery(tenant, adapter, limit=self.settings.texts))
             texts += [row.exchange for row in rows if row.exchange.id not in known and row.exchange.reply.token_ids]
-        newest = newest_rewarded(self.replay, tenant, adapter, 2 * self.settings.min_rewards)
-        liked = [
-            one
-            for one in newest
-            if one.feedback and (one.feedback.reward or 0) > 0 and not one.feedback.is_mixed and one.created >= since
-        ]
+        liked = newest_liked(self.replay, tenant, adapter, self.settings, since)
         measured = {label: self.learner.measure(label, texts) for label in dict.fromkeys((candidate, live, ""))}
         versions = (measured[candidate], measured[live], measured[""])
         checks = gate_checks(*versions, texts, len(self.retention), self.settings)

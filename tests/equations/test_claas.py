@@ -15,7 +15,7 @@ from claas_settings import make_objective
 from torch import Tensor
 
 from learngraph.tools.training import losses
-from learngraph.tools.training.lora import Rewriting
+from learngraph.tools.training.lora import Rewriting, find_slip
 from learngraph.tools.training.losses import LossInputs, RewardMoments
 
 
@@ -270,17 +270,36 @@ def test_rewards_that_go_with_what_was_said_stand_out_from_chance() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "teacher", "written"),
+    ("said", "teacher", "written", "slip"),
     [
-        ("4 5 6 0", [(9, 1.0), (4, 0.1), (5, 0.0), (6, 0.0), (0, 0.0)], "9 4 5 6 0"),  # inserted
-        ("4 5 6 0", [(4, 0.0), (5, 0.0), (8, 0.9), (0, 0.1)], "4 5 8 0"),  # replaced
-        ("9 4 6 0", [(4, 0.0), (4, 0.0), (6, 0.0), (8, 1.0), (0, 0.0)], "9 4 6 8 0"),  # 9, of another wish, stays
-        ("4 6 8 0", [(9, 1.0), (4, 0.0), (6, 0.0), (0, 0.2), (0, 0.0)], "9 4 6 8 0"),  # and so does 8, behind a change
-        ("4 6 0", [(5, 0.4), (6, 0.0), (0, 0.0)], "4 6 0"),  # words that change nothing
+        ("4 5 6 0", [(9, 1.0), (4, 0.1), (5, 0.0), (6, 0.0), (0, 0.0)], "9 4 5 6 0", -1),  # inserted
+        ("4 5 6 0", [(4, 0.0), (5, 0.0), (8, 0.9), (0, 0.1)], "4 5 8 0", -1),  # replaced
+        ("9 4 6 0", [(4, 0.0), (4, 0.0), (6, 0.0), (8, 1.0), (0, 0.0)], "9 4 6 8 0", -1),  # 9, of another wish, stays
+        ("4 6 8 0", [(9, 1.0), (4, 0.0), (6, 0.0), (0, 0.2), (0, 0.0)], "9 4 6 8 0", -1),  # and so does 8, behind a change
+        ("4 6 0", [(5, 0.4), (6, 0.0), (0, 0.0)], "4 6 0", -1),  # words that change nothing
+        ("4 6 0", [(9, 1.0), (0, 0.0, 4), (6, 0.0), (0, 0.0)], "9 4 6 0", -1),  # the learner takes the old reply up
+        ("9 4 5 8 0", [(4, 0.0), (4, 0.0), (6, 0.0), (0, 0.0, 8), (0, 0.0)], "9 4 6 8 0", 2),  # a slip, between two wishes
+        ("9 9 4 0", [(4, 0.0), (4, 0.0), (0, 0.0)], "9 4 0", 1),  # one word too many
+        ("9 0", [(4, 0.0), (4, 0.0), (6, 0.0), (0, 0.0)], "9 4 6 0", 1),  # ended too early
     ],
 )
-def test_a_reply_is_rewritten_only_where_the_words_change_it(said: str, teacher: list[tuple[int, float]], written: str) -> None:
-    new = Rewriting([int(token) for token in said.split()], {0})
-    for likeliest, moved in teacher:
-        new.add(likeliest, moved)
+def test_a_reply_is_rewritten_only_where_the_words_change_it(said: str, teacher: list[Any], written: str, slip: int) -> None:
+    new = Rewriting([int(token) for token in said.split()], {0}, slip)
+    for likeliest, moved, *learned in teacher:
+        new.add(likeliest, moved, *(learned or [-1]))
     assert (" ".join(map(str, new.written)), new.is_over, new.has_changed) == (written, True, written != said)
+
+
+def test_a_slip_is_where_the_learner_clings_least_to_what_was_said() -> None:
+    """The teacher would say 1 at each of three places, the learner said 0 with probability .99, .3 and .8."""
+    said, teacher = torch.tensor([0, 0, 0]), torch.tensor([[0.1, 0.9]] * 3).log()
+    learner = torch.tensor([[0.99, 0.01], [0.3, 0.7], [0.8, 0.2]]).log()
+    assert find_slip(said, teacher, teacher, learner, is_blamed=False) == 1
+    clings = learner[[0, 2, 0]]
+    assert find_slip(said, teacher, teacher, clings, is_blamed=True) == 1
+    assert find_slip(said, teacher, teacher, clings, is_blamed=False) == -1  # praise, perhaps
+    explained = torch.tensor(
+        [[0.9, 0.1], [0.1, 0.9], [0.1, 0.9]]
+    ).log()  # without the words, the teacher would have said 0 first
+    assert find_slip(said, teacher, explained, clings, is_blamed=True) == -1
+    assert find_slip(torch.tensor([1, 1, 1]), teacher, teacher, learner, is_blamed=True) == -1

@@ -349,7 +349,7 @@ async def test_every_node_of_a_step_may_run_twice(replay: Replay, versions: Any,
     for node in (
         SampleMinibatch(replay, versions, ReplaySettings(), learner.base),
         Correct(learner, replay, versions),
-        TakeGradientStep(learner, replay),
+        TakeGradientStep(learner, replay, versions),
         CommitStep(replay, versions),
         SampleMinibatch(replay, versions, ReplaySettings(), learner.base),  # a candidate that no gate has seen comes first
         GateCandidate(learner, replay, versions, OPEN_GATE.gate),
@@ -385,7 +385,12 @@ async def test_dropping_and_skipping_may_run_twice(replay: Replay, versions: Any
     await filled(replay)
     state: dict[str, Any] = {"tenant": "acme"}
     sample = SampleMinibatch(replay, versions, ReplaySettings(min_exchanges=2), learner.base)
-    for node in (sample, Correct(learner, replay, versions), TakeGradientStep(learner, replay), CommitStep(replay, versions)):
+    for node in (
+        sample,
+        Correct(learner, replay, versions),
+        TakeGradientStep(learner, replay, versions),
+        CommitStep(replay, versions),
+    ):
         state |= node(state)  # type: ignore[operator]
     state |= {"checks": [Check("kl", 9.0, 1.0, False, "far")], "why": "kl: far"}
     for _ in range(2):

@@ -39,6 +39,8 @@ from .calls import LabelledLearner, LearnerModel, LearnerSettings
 from .examples import ExampleReader, hindsight_block
 from .lora import (
     Example,
+    OptimizerStepResult,
+    Rewriting,
     TrainingSample,
     attach_lora,
     copy_tensors,
@@ -63,6 +65,11 @@ CONTRADICTION = 2.0
 """Nats by which words must make a praised reply less likely, or a blamed one more, to contradict the reward (of 1 or -1)."""
 CONTRADICTIONS = 3
 """Contradictions from which on no reward is believed, where they are more than half of the rewards with words."""
+LEARNED = 0.8
+"""Probability of each token of a reply to imitate from which on it is learned; and the share of its former one that each token of a liked
+reply must keep."""
+HOLD = 0.5
+"""Weight of a token of a liked reply that is lost whole, beside that of a token to imitate: who changes his mind is followed."""
 PARENT_SHARE = 0.95
 """Share of its parent's distance from the base model that a version must come back to, if the parent is beyond the limits."""
 
@@ -132,13 +139,17 @@ class LoRATrainer:
             for sample, now in zip(samples, old, strict=True)
         ]
         found = measure_staleness([sample.id for sample in samples], old, behaviour, self._objective, dropped)
-        return self._weigh_rewards(batch, samples, found) if batch.witnesses and self._objective.weighs_rewards else found
+        return (
+            self._weigh_rewards(batch, samples, found, state) if batch.witnesses and self._objective.weighs_rewards else found
+        )
 
-    def _weigh_rewards(self, batch: Minibatch, samples: Sequence[TrainingSample], correction: Correction) -> Correction:
+    def _weigh_rewards(
+        self, batch: Minibatch, samples: Sequence[TrainingSample], correction: Correction, state: VersionState
+    ) -> Correction:
         """The correction with what the rewards of the minibatch are worth, by those of its witnesses.
 
-        A reward that the words beside it contradict says nothing: where the model, having read the words, would say a praised reply
-        less, or a blamed one more.
+        A reward that the words beside it contradict says nothing: where the teacher, having read the words, would say a praised reply
+        less, or otherwise, or a blamed one more.
         """
         drawn = [*self._reader.samples(replace(batch, exchanges=batch.witnesses))[0], *samples]
         known = list({one.id: one for one in drawn if one.reward is not None}.values())
@@ -146,11 +157,18 @@ class LoRATrainer:
             return correction
         readings = reply_logprobs(self._network, [one.example for one in known], with_scores=True)
         worded = [n for n, one in enumerate(known) if one.hindsight is not None]
-        taught = reply_logprobs(self._network, [h for n in worded if (h := known[n].hindsight) is not None])
+        with self._with_tensors(
+            state.teacher
+        ):  # the learner has learned to say what the words ask for, and is not moved by them
+            taught = reply_logprobs(self._network, [h for n in worded if (h := known[n].hindsight) is not None])
+            plain = reply_logprobs(self._network, [known[n].example for n in worded])
         doubted = set()
-        for n, reading in zip(worded, taught, strict=True):
-            if (known[n].reward or 0.0) * float((reading.logprobs - readings[n].logprobs).sum()) < -CONTRADICTION:
+        for n, reading, before in zip(worded, taught, plain, strict=True):
+            if (known[n].reward or 0.0) * float((reading.logprobs - before.logprobs).sum()) < -CONTRADICTION:
                 doubted.add(known[n].id)
+        praised = [known[n] for n in worded if (known[n].reward or 0.0) > 0]
+        if praised and self._objective.rewrites:
+            doubted |= {one.id for one, new in zip(praised, self._written_anew(praised, state), strict=True) if new.has_changed}
         believed = [n for n, one in enumerate(known) if one.id not in doubted]
         if 2 * len(doubted) > max(
             len(worded), CONTRADICTIONS
@@ -205,17 +223,21 @@ class LoRATrainer:
         if prepared is None:
             return Update("", "all rewards are alike, and as they were to be expected: there is nothing to learn"), {}
         samples, moments = prepared
-        if objective.kind == "mixed" and objective.teacher.rewrites:
-            samples = self._rewrite(samples, state)
+        if objective.rewrites:
+            samples = self._rewrite(samples, state, batch)
         scale = correction.scale * min(1.0, (state.updates + 1) / max(objective.warmup_steps, 1))
         teacher, base = partial(self._with_tensors, state.teacher), self._as_base
+
+        def take(samples: Sequence[TrainingSample], share: float) -> OptimizerStepResult:
+            more: dict[str, Any] = {"teacher": teacher, "base": base, "critic": critic}
+            return learn(network, optimizer, samples, objective, scale=scale * share, **more)
+
         try:
-            done = [
-                learn(network, optimizer, samples, objective, scale=scale, teacher=teacher, base=base, critic=critic)
-                for _ in range(objective.updates_per_batch)
-            ]
+            done = self._learn_until_kept(samples, self._liked_samples(batch, samples), take, len(batch.exchanges))
         except UserError as error:  # a gradient that is not finite: the minibatch's fault, not the machine's
             return Update("", str(error)), {}
+        if not done:
+            return Update("", "all that was asked for is learned", is_settled=True), {}
         first = done[0]
         shrink, kl = 1.0, first.statistics.get("kl")
         if correction.max_kl < math.inf or correction.min_entropy_share > 0:
@@ -238,6 +260,45 @@ class LoRATrainer:
         )
         losses = [result.loss for result in done]
         return update, {**first.statistics, "rate": update.rate, "seconds": update.seconds, "losses": losses}
+
+    def _learn_until_kept(
+        self,
+        samples: Sequence[TrainingSample],
+        liked: Sequence[TrainingSample],
+        update: Callable[..., OptimizerStepResult],
+        size: int,
+    ) -> list[OptimizerStepResult]:
+        """Updates until each reply to imitate is learned and no liked reply is lost, or `Objective.repairs` more are made.
+
+        The first one reads all samples that are not learned yet; the others read what is still missing. The fewer replies teach, of the
+        `size` that were drawn, the shorter is an update. Returns nothing if all was learned before.
+        """
+        if self._objective.kind != "mixed":
+            return [update(samples, 1.0) for _ in range(self._objective.updates_per_batch)]
+        wanted, done = [one for one in samples if one.is_wanted], list[OptimizerStepResult]()
+        once = [one for one in samples if not one.is_wanted]
+        for _ in range(1 + self._objective.repairs):
+            known = [*wanted, *liked]
+            missing, readings = list[TrainingSample](), reply_logprobs(self._network, [one.example for one in known])
+            for one, reading in zip(known, readings, strict=True):
+                if one.is_wanted:
+                    missing += [one] if float(reading.logprobs.min()) < math.log(LEARNED) else []
+                elif one.behaviour_logprobs is not None:
+                    lost = 1.0 - (reading.logprobs - one.behaviour_logprobs).clamp(max=0).exp()  # (T,)
+                    fades = replace(one, behaviour_logprobs=None, advantage=HOLD * lost)
+                    missing += [fades] if float(lost.max()) > 1.0 - LEARNED else []
+            if not once and not any(one.is_wanted or done for one in missing):
+                break
+            share = min(1.0, (len(once) + len(missing)) / size)
+            done += [update([*once, *missing], share) for _ in range(self._objective.updates_per_batch if once else 1)]
+            once = []
+        return done
+
+    def _liked_samples(self, batch: Minibatch, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+        """The liked replies that a step must not lose, but for those that it learns from."""
+        known = {one.id for one in samples}
+        found, _ = self._reader.samples(replace(batch, exchanges=batch.liked))
+        return [one for one in found if one.id not in known]
 
     def _kept_samples(self, batch: Minibatch, correction: Correction) -> list[TrainingSample]:
         """The samples that the correction kept; where it weighed the evidence, with its advantages in place of rewards."""
@@ -335,14 +396,19 @@ class LoRATrainer:
             samples = [replace(one, advantage=torch.zeros(len(one.example.reply))) for one in samples]
         return samples, moments
 
-    def _rewrite(self, samples: Sequence[TrainingSample], state: VersionState) -> list[TrainingSample]:
+    def _written_anew(
+        self, samples: Sequence[TrainingSample], state: VersionState, blamed: frozenset[str] = frozenset()
+    ) -> list[Rewriting]:
+        """The replies of samples with words, as the words ask for; `blamed`: see `rewrite_replies`."""
+        teacher = partial(self._with_tensors, state.teacher)
+        return rewrite_replies(self._network, samples, self._objective, self._reader.ends, teacher, self._as_base, blamed)
+
+    def _rewrite(self, samples: Sequence[TrainingSample], state: VersionState, batch: Minibatch) -> list[TrainingSample]:
         """The samples, in the place of those with words the replies that the words ask for, to be imitated. Words that change nothing of a
         reply teach nothing."""
         worded = [one for one in samples if one.hindsight is not None]
-        teacher = partial(self._with_tensors, state.teacher)
-        written = iter(
-            rewrite_replies(self._network, worded, self._objective, self._reader.ends, teacher, self._as_base) if worded else ()
-        )
+        blamed = frozenset(one.id for one in batch.exchanges if one.feedback and (one.feedback.reward or 0) < 0)
+        written = iter(self._written_anew(worded, state, blamed) if worded else ())
         found = []
         for sample in samples:
             new = next(written) if sample.hindsight is not None else None

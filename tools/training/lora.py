@@ -292,6 +292,11 @@ class TrainingSample:
     family: str = field(default="", kw_only=True)
     """Of the exchange: rewards are compared within a family."""
 
+    @property
+    def is_wanted(self) -> bool:
+        """True if it is not the reply that was served, but the one that should have been, to be imitated."""
+        return self.advantage is not None and self.behaviour_logprobs is None and self.hindsight is None
+
 
 Switch = Callable[[], AbstractContextManager[Any]]
 """`with switch():` gives the network other weights: the teacher's, or the base model's."""
@@ -415,16 +420,18 @@ def _teacher_logits(
 
 @dataclass
 class Rewriting:
-    """A reply that is written anew, token by token: as it was said, but for what the words change.
+    """A reply that is written anew, token by token: as it was said, but for what the words change, and for one slip.
 
-    Behind a change, the old reply goes on where the teacher takes it up again: at the same token (something was inserted) or at the next
-    (something was replaced). Until then the teacher writes.
+    Behind a change, the old reply goes on where the learner or the teacher takes it up again: at the same token (something was inserted)
+    or at the next (something was replaced, or is left out). Until then the teacher writes.
     """
 
     said: Sequence[int]
     """The old reply."""
     ends: Set[int]
     """Tokens that end a turn."""
+    slip: int = -1
+    """Place of the slip in the old reply (`find_slip`); -1: there is none."""
     written: list[int] = field(default_factory=list)
     place: int = 0
     """The next token of the old reply."""
@@ -437,16 +444,21 @@ class Rewriting:
         """True if the turn has ended."""
         return bool(self.written) and self.written[-1] in self.ends
 
-    def add(self, likeliest: int, moved: float) -> None:
+    def add(self, likeliest: int, moved: float, learned: int) -> None:
         """Write one more token.
 
         Args:
             likeliest: the teacher's likeliest next token.
             moved: 1/2 sum_v |q(v) - q0(v)|, the share of the teacher's mind that the words change here.
+            learned: the learner's likeliest next token.
         """
         rest = self.said[self.place : self.place + 2]
-        if self.is_apart and likeliest in rest:
-            self.place, self.is_apart = self.place + rest.index(likeliest), False
+        has_slipped = not self.is_apart and self.place == self.slip and likeliest != rest[0]
+        if has_slipped:
+            self.is_apart = self.has_changed = True
+        takers = (likeliest,) if has_slipped else (learned, likeliest)
+        if self.is_apart and (taken := next((token for token in takers if token in rest), None)) is not None:
+            self.place, self.is_apart = self.place + rest.index(taken), False
             rest = self.said[self.place : self.place + 2]
         if self.is_apart or not rest or (moved >= 0.5 and likeliest != rest[0]):
             self.is_apart = self.has_changed = True
@@ -456,6 +468,27 @@ class Rewriting:
             self.place += 1
 
 
+def find_slip(said: Tensor, teacher: Tensor, wordless: Tensor, learner: Tensor, is_blamed: bool) -> int:
+    """Place of the token that the reply should not have had by what the teacher knows without the words, too; -1: there is none.
+
+    The teacher knows nothing of what was learned before, and would put other tokens in its place, too. So it is the place where the
+    learner clings least to what was said, of those where the teacher's likeliest token is another and the words change little. The
+    learner itself must prefer the teacher's token, unless a thumb down is explained by nothing else.
+
+    Args:
+        said: (T,), the reply.
+        teacher, wordless, learner: (T, V), log-probabilities q, q0 and pi before each of its tokens.
+        is_blamed: the feedback has a reward below 0.
+    """
+    moved = (teacher.exp() - wordless.exp()).abs().sum(-1) / 2 >= 0.5  # (T,)
+    better = teacher.argmax(-1)  # (T,)
+    gain = (learner.gather(1, better[:, None]) - learner.gather(1, said[:, None]))[:, 0]  # (T,)
+    gain = gain.masked_fill(moved | (better == said), -math.inf)
+    place = int(gain.argmax())
+    least = -math.inf if is_blamed and not bool((moved & (better != said)).any()) else 0.0
+    return place if float(gain[place]) > least else -1
+
+
 def rewrite_replies(
     network: Any,
     samples: Sequence[TrainingSample],
@@ -463,29 +496,41 @@ def rewrite_replies(
     ends: Set[int],
     teacher: Switch | None,
     base: Switch | None,
+    blamed: Set[str] = frozenset(),
 ) -> list[Rewriting]:
     """Each reply as it should have been by the words of its feedback, up to `objective.teacher.rewrites` tokens; see `Rewriting`.
 
     The teacher knows one feedback at a time: what the words leave alone, it would say as the base model does. So what the reply has
-    of other wishes stays as it was said, and nothing is taken from the learner as it is now, whose slips would confirm themselves.
+    of other wishes stays as it was said.
 
     Args:
         samples: with a hindsight each.
         ends: tokens that end a turn.
+        blamed: ids of those with a reward below 0.
     """
+
+    def read(chats: Sequence[tuple[TrainingSample, Sequence[int]]]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """log q, log q0 and log pi before the tokens of each of these replies, (T, V) each."""
+        told = [Example(h.prompt, tuple(reply)) for sample, reply in chats if (h := sample.hindsight) is not None]
+        plain = [Example(sample.example.prompt, tuple(reply)) for sample, reply in chats]
+        taught = [one.float().log_softmax(-1) for one in _teacher_logits(network, [*told, *plain], objective, teacher, base)]
+        own = [one.float().log_softmax(-1) for one in _forward_pass(network, plain)[0]]
+        return zip(taught[: len(told)], taught[len(told) :], own, strict=True)
+
     found = [Rewriting(sample.example.reply, ends) for sample in samples]
     with torch.no_grad():
+        for sample, new, (q, plain, own) in zip(
+            samples, found, read([(one, one.example.reply) for one in samples]), strict=True
+        ):
+            new.slip = find_slip(torch.tensor(new.said, device=own.device), q, plain, own, sample.id in blamed)
         for _ in range(objective.teacher.rewrites):
             begun = [(sample, new) for sample, new in zip(samples, found, strict=True) if not new.is_over]
             if not begun:
                 break
             # The token behind the end stands for the one that is to come; it is not read.
-            read = [Example(h.prompt, (*new.written, 0)) for sample, new in begun if (h := sample.hindsight) is not None]
-            plain = [Example(sample.example.prompt, (*new.written, 0)) for sample, new in begun]
-            last = torch.stack([one[-1] for one in _teacher_logits(network, [*read, *plain], objective, teacher, base)])
-            q, wordless = last.float().softmax(-1).view(2, len(begun), -1)  # (begun, V) each
-            for (_, new), token, moved in zip(begun, q.argmax(-1).tolist(), (q - wordless).abs().sum(-1).tolist(), strict=True):
-                new.add(token, moved / 2)
+            for (_, new), (q, plain, own) in zip(begun, read([(one, (*new.written, 0)) for one, new in begun]), strict=True):
+                moved = float((q[-1].exp() - plain[-1].exp()).abs().sum()) / 2
+                new.add(int(q[-1].argmax()), moved, int(own[-1].argmax()))
     return found
 
 
