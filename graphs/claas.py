@@ -23,15 +23,17 @@ Learning, one gradient step:
               feedback is on a reply of a version that is further back than `max_lead` releases  (x, y, r) ~ B
     correct   log pi_old(y) with the present learner; weights, and which replies are too stale  w = min(pi_old / mu, C)
               rewards: z of a permutation test over the newest 32; below 4 they teach nothing     A = r~ - mean r,  eta (1 - (4 / z)^2)
-    step      one update; then the whole adapter is shrunk by s in [0, 1], as little as keeps its entropy and its distance
-              KL from the base model within the gate's bounds; a new immutable version          theta <- s AdamW(theta, grad L)
+    step      an update, and up to `repairs` (3) more on replies to imitate that are not learned (p < .8 of a token), and on the newest liked
+              ones that are lost (p < .8 mu); then the whole adapter is shrunk by s in [0, 1], as little as keeps its entropy and its
+              distance KL from the base model within the gate's bounds; a new immutable version    theta <- s AdamW(theta, grad L)
     commit    the step is taken: each exchange used once more                                   k <- k + 1
     gate      every `every_steps` steps: candidate against live on the newest liked replies, retention set, entropy, KL to
               the base
     load      the engine takes the candidate in beside the live version
     promote   requests go to it, or a share of them
     drop      it never answers; learning goes on from the live version, with the same feedback and half the step
-    skip      nothing to learn: no words (sdpo), rewards all alike (ppo, reinforce), neither words nor a difference (mixed), too stale
+    skip      nothing to learn: no words (sdpo), rewards all alike (ppo, reinforce), neither words nor a difference (mixed), too stale; or
+              all of it is learned already
 
 The loss L is a mean over the tokens of the minibatch. For each token: pi = p, the learner's distribution now; pi_old, the learner's
 when the step began; mu, the version's that answered; q, the teacher's, who also reads the feedback:
@@ -201,13 +203,7 @@ def _published(kind: Literal["sdpo", "reinforce", "ppo"], max_age: int) -> CLaaS
     (one update a minibatch), and REINFORCE++ collapses at A_max = 25. All else is our default.
     """
     replay = ReplaySettings(
-        min_exchanges=32,
-        positive_share=None,
-        max_age=max_age,
-        max_samplings=1_000_000,
-        newest=1_000_000,
-        held_out_share=0.0,
-        max_user_share=1.0,
+        min_exchanges=32, positive_share=None, max_age=max_age, max_samplings=1_000_000, held_out_share=0.0, max_user_share=1.0
     )
     correction = StalenessCorrection(kind="none" if kind == "sdpo" else "clipped", ess_target=0.0)
     return CLaaS(
@@ -215,9 +211,8 @@ def _published(kind: Literal["sdpo", "reinforce", "ppo"], max_age: int) -> CLaaS
         loss=Objective(
             kind=kind,
             learning_rate=3e-5,
-            repairs=0,
             correction=correction,
-            teacher=TeacherSettings(prompts="paper", rewrites=0),
+            teacher=TeacherSettings(prompts="paper", rewrites=0, repairs=0),
             policy=PolicyGradient(min_evidence=0),
         ),
         lora=LoRA(rank=32),

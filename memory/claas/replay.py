@@ -338,7 +338,7 @@ class Replay(ReplayQueries):
         """The minibatch of the next gradient step, frozen until `commit` or `release`; None if fewer than `min_exchanges` are ready.
 
         An unfinished minibatch comes back first, unchanged. Otherwise records older than `max_age` are rejected, and those of other
-        base models than `base_model` if it is given; `stratified_sample` takes `size` of the newest `size * newest` others,
+        base models than `base_model` if it is given; `stratified_sample` takes `size` of the newest others,
         of each end user at most `max_user_share`. The draw depends only on the seed, the adapter, the step, and the number of this
         step's released minibatches.
         """
@@ -366,7 +366,7 @@ class Replay(ReplayQueries):
                     )
             id = f"{tenant}/{adapter}/{step + 1}{f'.{attempt}' if attempt else ''}"
             allowed = self._within_user_share(base, scope, min(size, max(min_exchanges, 1)), Random(f"{seed}/{id}/users"))
-            newest = size * self.settings.newest
+            newest = size * self._recent
             ready = base.execute(
                 "SELECT n, family, positive FROM records INDEXED BY ready WHERE tenant = ? AND adapter = ? AND state = 'ready'"
                 " ORDER BY n DESC LIMIT ?",
@@ -386,6 +386,11 @@ class Replay(ReplayQueries):
                 (id, *scope, step + 1, head, random.getrandbits(48), json.dumps(ids)),
             )
             return self._minibatch(base, id)
+
+    @property
+    def _recent(self) -> int:
+        """Size of what a minibatch is drawn from, in minibatches."""
+        return max(2, self.settings.max_samplings // 4)
 
     def _within_user_share(self, base: Any, scope: tuple[str, str], size: int, random: Random) -> set[int] | None:
         """Numbers of the ready records that a minibatch of `size` may be drawn from: some of each end user, and all without a named
@@ -407,7 +412,7 @@ class Replay(ReplayQueries):
             ready.setdefault(of_user.get(n, ""), []).append(n)
         allowed = set(ready.pop("", ()))
         for mine in ready.values():
-            newest = mine[-most * self.settings.newest :]
+            newest = mine[-most * self._recent :]
             allowed.update(random.sample(newest, min(most, len(newest))))
         return allowed
 

@@ -64,10 +64,8 @@ class ReplaySettings:
     """A_max, in gradient steps; older exchanges are rejected. Paper: 25 is best for REINFORCE++, which collapses at 50 (Fig. 3). Its
     authors' slides: 25 for PPO, 50 for SDPO."""
     max_samplings: int = 8
-    """Times that an exchange is sampled before it is consumed. Paper: until it is too old."""
-    newest: int = 2
-    """A minibatch is drawn from the newest ready exchanges, so many times its size: old wishes would outvote what users want now. Paper:
-    from all."""
+    """M, times that an exchange is sampled before it is consumed. A minibatch is drawn from the newest M / 4 times as many ready ones, at
+    least from twice as many: old wishes would outvote what users want now. Paper: until it is too old."""
     max_kl: float | None = None
     """kappa, in nats per token: exchanges with a larger estimate of KL(mu || pi) are rejected; None: age alone decides. Not given."""
     held_out_share: float = 0.1
@@ -87,7 +85,7 @@ class ReplaySettings:
 
     def __post_init__(self) -> None:
         least_1 = dict.fromkeys(("batch_size", "min_exchanges", "max_samplings", "max_records", "max_megabytes"), (1, math.inf))
-        check_bounds(self, "replay", **least_1, newest=(1, math.inf), max_record_bytes=(1, math.inf), max_age=(0, math.inf))
+        check_bounds(self, "replay", **least_1, max_record_bytes=(1, math.inf), max_age=(0, math.inf))
         check_bounds(self, "replay", max_user_share=(ABOVE_0, 1), held_out_share=(0, 1), max_pending_hours=(ABOVE_0, math.inf))
 
     @property
@@ -151,6 +149,9 @@ class TeacherSettings:
     rewrites: int = 32
     """Longest reply, in tokens, that is written anew by the words of its feedback and learned as it should have been (for `mixed`). Of
     longer ones, and for 0, the reply as it was is drawn towards the teacher, as in the paper."""
+    repairs: int = 3
+    """Further updates of a step, at most, while it has not learned the replies that should have been, or has lost liked ones (for
+    `mixed`). Paper: 0."""
     hint_weight: float = 0.0
     """For `reinforce` and `ppo`: weight of log q(y_t) - log p(y_t) in a token's advantage, so that they use the text of the feedback,
     too. Not given; OpenClaw-RL's combined advantage."""
@@ -163,6 +164,7 @@ class TeacherSettings:
             sync_every=(1, math.inf),
             top_k=(0, math.inf),
             rewrites=(0, math.inf),
+            repairs=(0, math.inf),
             hint_weight=(0, LARGEST),
         )
 
@@ -224,9 +226,6 @@ class Objective:
     """Longest gradient; longer ones are shortened to it. Not given; the public code: 1."""
     updates_per_batch: int = 1
     """Updates from one minibatch. pi_old stays what it was before the first; from the second on the clip matters. Not given."""
-    repairs: int = 3
-    """Further updates, at most, while the step has not learned the replies that should have been, or has lost liked ones (for `mixed`).
-    Paper: 0."""
     kl_weight: float = 0.0
     """Weight of KL(pi || base) in the loss. Not given; the public code: 0."""
     entropy_weight: float = 0.0
@@ -240,7 +239,6 @@ class Objective:
 
     def __post_init__(self) -> None:
         check_bounds(self, "loss", warmup_steps=(0, math.inf), updates_per_batch=(1, math.inf), activation_gib=(0, math.inf))
-        check_bounds(self, "loss", repairs=(0, math.inf))
         check_bounds(self, "loss", learning_rate=(ABOVE_0, LARGEST), max_grad_norm=(ABOVE_0, LARGEST))
         check_bounds(self, "loss", weight_decay=(0, LARGEST), kl_weight=(0, LARGEST), entropy_weight=(0, LARGEST))
 

@@ -268,7 +268,7 @@ class LoRATrainer:
         update: Callable[..., OptimizerStepResult],
         size: int,
     ) -> list[OptimizerStepResult]:
-        """Updates until each reply to imitate is learned and no liked reply is lost, or `Objective.repairs` more are made.
+        """Updates until each reply to imitate is learned and no liked reply is lost, or `TeacherSettings.repairs` more are made.
 
         The first one reads all samples that are not learned yet; the others read what is still missing. The fewer replies teach, of the
         `size` that were drawn, the shorter is an update. Returns nothing if all was learned before.
@@ -277,7 +277,7 @@ class LoRATrainer:
             return [update(samples, 1.0) for _ in range(self._objective.updates_per_batch)]
         wanted, done = [one for one in samples if one.is_wanted], list[OptimizerStepResult]()
         once = [one for one in samples if not one.is_wanted]
-        for _ in range(1 + self._objective.repairs):
+        for _ in range(1 + self._objective.teacher.repairs):
             known = [*wanted, *liked]
             missing, readings = list[TrainingSample](), reply_logprobs(self._network, [one.example for one in known])
             for one, reading in zip(known, readings, strict=True):

@@ -422,8 +422,8 @@ def test_records_are_consumed_at_the_reuse_cap(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("users", [("",), ("ann", "bob")])
 def test_a_queue_of_old_feedback_does_not_outvote_the_newest(tmp_path: Path, users: tuple[str, ...]) -> None:
-    """A minibatch is drawn from the newest `size * newest` ready ones, however many wait."""
-    with opened(tmp_path, ReplaySettings(held_out_share=0, max_samplings=3, newest=3)) as replay:
+    """A minibatch is drawn from the newest `size * max_samplings / 4` ready ones, however many wait."""
+    with opened(tmp_path, ReplaySettings(held_out_share=0, max_samplings=12)) as replay:
         for i in range(100):
             replay.append(exchange(f"r{i}", user=users[i % len(users)]))
             replay.add_feedback("acme", f"r{i}", GOOD)
