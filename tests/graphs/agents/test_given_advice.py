@@ -131,7 +131,14 @@ def test_what_is_worth_least_is_left_out_first_and_what_stands_there_stays() -> 
     assert AdviceRoom(2, given=["best", "good"]).fit(["new"], text) == []
 
 
-@pytest.mark.parametrize("method", ["jitrl", "adamem", "icrl", "reasoning-bank", "reflexion", "synapse", "lessons"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "jitrl",
+        "icrl",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("adamem", "reasoning-bank", "reflexion", "synapse", "lessons")),
+    ],
+)
 def test_the_advice_of_a_conversation_stays_within_its_budget(method: str) -> None:
     most = {"icrl": 650, "lessons": 100, "reflexion": 175, "synapse": 400}.get(method, 300)
     agent, learner, model = make(method, max_added_tokens=most, **({"min_similarity": 0.0} if method == "synapse" else {}))
