@@ -122,7 +122,7 @@ class Critic:
     paper: bool = False
     """The paper's prompts, and nothing beside them: lessons may tell an answer and have any length; nobody votes."""
     truth: Truth = "given"
-    """The source of rewards (`RewardSettings`)."""
+    """The source of rewards: the environment, or none (`implicit`)."""
     reference: Callable[[Task], str] | None = field(default=None, repr=False)
     """Gives the true answer of a problem, as prompts show it. Used with ground truth only."""
     bare_answers: Callable[[Task], Sequence[str]] | None = field(default=None, repr=False)
