@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 import random
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
+from forks import run_python
 from worlds_here import needs
 
 from learngraph.memory.errors import UserError
@@ -48,7 +47,7 @@ def test_gold_and_optimum_are_the_same_in_every_process_and_at_every_horizon() -
         "    print([(env.gold(t), env.optimum(t), env.knows_optimum(t)) for t in map(env.task, range(3))])\n"
         "    env.close()\n"
     )
-    shown = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout for _ in range(2)]
+    shown = [run_python("-c", code).stdout for _ in range(2)]
     assert shown[0] == shown[1]
     whole, short, twc = map(ast.literal_eval, shown[0].splitlines())
     assert [(optimum, known) for _, optimum, known in whole] == [(1.0, True)] * 3
