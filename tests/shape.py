@@ -13,47 +13,48 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 80_650, "tests": 65_750}
+LINES: Mapping[str, int] = {"source": 81_850, "tests": 66_700}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
-    "graphs": 2_300,
-    "graphs/agents": 5_600,
+    "graphs": 2_250,
+    "graphs/agents": 6_450,
     "graphs/baselines": 1_850,
-    "graphs/cli": 2_900,
-    "graphs/experiments": 7_700,
+    "graphs/cli": 2_950,
+    "graphs/experiments": 7_750,
     "graphs/presets": 150,
-    "graphs/serving": 2_150,
-    "graphs/studio": 1_900,
+    "graphs/serving": 2_200,
+    "graphs/studio": 1_950,
     "graphs/wiring": 4_050,
-    "memory": 1_150,
-    "memory/attempts": 850,
-    "memory/claas": 2_800,
-    "memory/conversations": 1_750,
-    "memory/lessons": 1_400,
+    "memory": 1_300,
+    "memory/attempts": 700,
+    "memory/claas": 2_850,
+    "memory/conversations": 1_650,
+    "memory/lessons": 1_350,
     "memory/returns": 1_100,
-    "memory/search": 1_600,
+    "memory/search": 1_550,
     "memory/storage": 3_000,
-    "nodes": 2_650,
-    "nodes/act": 2_000,
-    "nodes/evaluate": 1_000,
-    "nodes/extract": 2_150,
-    "nodes/learn": 1_500,
+    "nodes": 2_700,
+    "nodes/act": 1_950,
+    "nodes/evaluate": 900,
+    "nodes/extract": 2_100,
+    "nodes/learn": 1_550,
     "nodes/retrieve": 2_200,
-    "nodes/synthesize": 1_400,
+    "nodes/synthesize": 1_350,
     "nodes/update": 2_150,
     "tools/agent_tools": 1_450,
-    "tools/environments": 9_550,
-    "tools/local": 3_700,
+    "tools/environments": 9_200,
+    "tools/local": 3_650,
     "tools/models": 1_000,
     "tools/notebook": 950,
     "tools/pocket": 350,
     "tools/serving": 3_450,
-    "tools/training": 3_650,
+    "tools/traces": 750,
+    "tools/training": 3_700,
 }
 """Most lines of each room; the files at the top of a folder are a room, too."""
 ARROWS_UP = 2
 """Most imports that run back up among the rooms of the four folders: those that would have to go for the rooms to lie on floors."""
-PUBLIC_NAMES = 1_305
+PUBLIC_NAMES = 1_325
 """Most names that files show to others: those in `__all__`, or without that list, all that do not begin with `_`."""
 FILE, GRAPH_FILE, FUNCTION = 700, 400, 60
 """Most lines of a file, of a file in graphs/, and of a function."""
