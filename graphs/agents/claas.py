@@ -26,7 +26,7 @@ from ...memory.records import Trajectory
 from ...memory.telemetry import traceparent
 from .consultation import Advice, Consultation, PendingCall, Place
 from .learner import LearnerOptions, LearningMiddleware
-from .scope_values import ScopeValue
+from .scope_values import ScopeValue, ThreadId
 
 __all__ = ["FeedbackMiddleware"]
 
@@ -89,12 +89,12 @@ class FeedbackMiddleware(LearningMiddleware[NoMemory]):
         if not kept.is_held(thread):
             self._send_rating(kept, thread, rating)
 
-    def release(self, thread_id: str, **scope: ScopeValue) -> None:
+    def release(self, thread_id: ThreadId, **scope: ScopeValue) -> None:
         """As `ScopedLearner.release`, and send what was said of the thread."""
-        super().release(thread_id, **scope)
+        super().release(thread := str(thread_id), **scope)
         kept = self._conversations(scope)
-        for rating in kept.ratings(thread_id):
-            self._send_rating(kept, thread_id, rating)
+        for rating in kept.ratings(thread):
+            self._send_rating(kept, thread, rating)
 
     def _send_rating(self, kept: ConversationStore, thread: str, rating: Rating) -> None:
         """Send a rating of all responses that it is about; raises UserError where none is taken."""

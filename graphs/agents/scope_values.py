@@ -16,9 +16,11 @@ from uuid import UUID
 
 from ...memory.errors import UserError
 
-__all__ = ["AgentScope", "ScopeError", "ScopeValue"]
+__all__ = ["AgentScope", "ScopeError", "ScopeValue", "ThreadId"]
 
-ScopeValue: TypeAlias = str | int | UUID | None
+ThreadId: TypeAlias = str | int | UUID
+"""What names a thread, as LangGraph takes it; kept as text."""
+ScopeValue: TypeAlias = ThreadId | None
 """A value of a scope, such as a tenant's."""
 IDENTITY = ("user", "user_id", "identity")
 """Names under which an authenticated user's identity is asked for."""

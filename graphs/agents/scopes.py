@@ -35,7 +35,7 @@ from .agent_identity import ROOT, AgentIdentity
 from .intake import Admitted, ImportReport, Intake, days_before, write_lift
 from .lift import Lift, TrialLedger, TrialPlan, retirement
 from .reward_sources import RewardScale, RewardSource, rank_rewards, rating_text
-from .scope_values import AgentScope, ScopeValue
+from .scope_values import AgentScope, ScopeValue, ThreadId
 from .status import LearnerStatus
 from .user_share import within_share
 
@@ -234,7 +234,7 @@ class ScopedLearner(Generic[Index]):
 
     def feedback(
         self,
-        thread_id: str | int | UUID | None = None,
+        thread_id: ThreadId | None = None,
         *,
         reward: float | None = None,
         text: str | None = None,
@@ -293,7 +293,7 @@ class ScopedLearner(Generic[Index]):
 
     async def afeedback(
         self,
-        thread_id: str | int | UUID | None = None,
+        thread_id: ThreadId | None = None,
         *,
         reward: float | None = None,
         text: str | None = None,
@@ -323,7 +323,7 @@ class ScopedLearner(Generic[Index]):
         ledger.add(self._conversations(scope).trials.all())
         return ledger.lift()
 
-    def quarantine(self, thread_id: str, reason: str, digest: str = "", **scope: ScopeValue) -> None:
+    def quarantine(self, thread_id: ThreadId, reason: str, digest: str = "", **scope: ScopeValue) -> None:
         """Learn nothing from a thread any more, and withdraw what was derived from it; `release` takes this back.
 
         Args:
@@ -332,7 +332,7 @@ class ScopedLearner(Generic[Index]):
             digest: of a text that was found in it: a thread that was released in spite of it stays so.
             scope: the values of the scope, as in `feedback`.
         """
-        self.keep_out(self._labels(scope), thread_id, reason, digest)
+        self.keep_out(self._labels(scope), str(thread_id), reason, digest)
 
     def keep_out(self, labels: tuple[str, ...], thread: str, reason: str, digest: str = "") -> None:
         """As `quarantine`, in the scope with these labels."""
@@ -343,13 +343,13 @@ class ScopedLearner(Generic[Index]):
         """The threads of a scope that nothing is learned from, each with its reason."""
         return {one.id: one.reason for one in self._conversations(scope).open_quarantines()}
 
-    def release(self, thread_id: str, **scope: ScopeValue) -> None:
+    def release(self, thread_id: ThreadId, **scope: ScopeValue) -> None:
         """Learn from a quarantined thread after all.
 
         Raises:
             UserError: it is not quarantined.
         """
-        self._conversations(scope).release(thread_id)
+        self._conversations(scope).release(str(thread_id))
 
     def rank(self, threads: Sequence[str], **scope: ScopeValue) -> dict[str, float]:
         """Rate conversations by their order, the best first, where nobody can give numbers: the best earns 1, the last 0 (or the
@@ -368,9 +368,9 @@ class ScopedLearner(Generic[Index]):
             self.feedback(thread, reward=reward, source="ranking", **dict[str, Any](scope))
         return rewards
 
-    def conversation(self, thread_id: str, **scope: ScopeValue) -> Conversation:
+    def conversation(self, thread_id: ThreadId, **scope: ScopeValue) -> Conversation:
         """The recorded turns of a thread, with what the method did in each."""
-        return self._conversations(scope).conversation(thread_id)
+        return self._conversations(scope).conversation(str(thread_id))
 
     def import_trajectories(self, path: Path | str, **scope: ScopeValue) -> int:
         """Take in rated conversations of a file, such as what another learner exported; returns the number of rated stretches learned.
@@ -431,10 +431,10 @@ class ScopedLearner(Generic[Index]):
         """Close the store of a folder or a URL, which another learner may open then; one that the app gave stays open."""
         self.agent.close()
 
-    def explain(self, thread_id: str, **scope: ScopeValue) -> str:
+    def explain(self, thread_id: ThreadId, **scope: ScopeValue) -> str:
         """An account of a thread in words: what was recalled, added and chosen in each turn."""
         lines = list[str]()
-        ratings = self._conversations(scope).ratings(thread_id)
+        ratings = self._conversations(scope).ratings(str(thread_id))
         for number, turn in enumerate(self.conversation(thread_id, **scope).turns):
             lines.append(f"turn {number + 1}:")
             accounts = [self.describe(entry) for entry in turn.advice] or [["no advice was recorded"]]
@@ -455,7 +455,7 @@ class ScopedLearner(Generic[Index]):
             *entry.get("said", ()),
         ]
 
-    def forget(self, threads: Sequence[str] | None = None, **scope: ScopeValue) -> int:
+    def forget(self, threads: Sequence[ThreadId] | None = None, **scope: ScopeValue) -> int:
         """Delete what is kept of these threads, or of all of the scope; returns the number of trajectories deleted.
 
         Raises:
@@ -463,7 +463,7 @@ class ScopedLearner(Generic[Index]):
         """
         if isinstance(threads, str):
             raise UserError(f"forget takes a sequence of threads, such as [{threads!r}]; got {threads!r}")
-        return self._conversations(scope).forget(threads)
+        return self._conversations(scope).forget(None if threads is None else list(map(str, threads)))
 
     def export(self, **scope: ScopeValue) -> Iterator[dict[str, Any]]:
         """All that is kept of a scope, one plain object per conversation."""
@@ -477,11 +477,11 @@ class ScopedLearner(Generic[Index]):
         """As `status`, in a program that is awaited."""
         return await asyncio.to_thread(lambda: self.status(**scope))
 
-    async def aexplain(self, thread_id: str, **scope: ScopeValue) -> str:
+    async def aexplain(self, thread_id: ThreadId, **scope: ScopeValue) -> str:
         """As `explain`, in a program that is awaited."""
         return await asyncio.to_thread(lambda: self.explain(thread_id, **scope))
 
-    async def aforget(self, threads: Sequence[str] | None = None, **scope: ScopeValue) -> int:
+    async def aforget(self, threads: Sequence[ThreadId] | None = None, **scope: ScopeValue) -> int:
         """As `forget`, in a program that is awaited."""
         return await asyncio.to_thread(lambda: self.forget(threads, **scope))
 

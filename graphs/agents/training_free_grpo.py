@@ -38,7 +38,7 @@ from ...nodes.text import trim_middle
 from .consultation import AdviceRoom, Consultation, Place, add_to_system_message
 from .critic import CriticMiddleware, CriticOptions, StudyIndex
 from .lift import MOST_ITEM_CHARS
-from .scope_values import ScopeValue
+from .scope_values import ScopeValue, ThreadId
 from .scopes import ScopeMemory
 from .status import LearnerStatus
 
@@ -278,10 +278,10 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
             unreadable=tuple(one.error for one in groups if one.error),
         )
 
-    def forget(self, threads: Sequence[str] | None = None, **scope: ScopeValue) -> int:
+    def forget(self, threads: Sequence[ThreadId] | None = None, **scope: ScopeValue) -> int:
         """As `ScopedLearner.forget`; lessons of comparisons that one of these threads was in are taken out of all versions."""
         labels = self._labels(scope)
-        groups = self._groups(labels, threads)
+        groups = self._groups(labels, None if threads is None else list(map(str, threads)))
         count = super().forget(threads, **scope)
         self._erase(labels, groups)
         return count

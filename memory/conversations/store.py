@@ -231,9 +231,12 @@ def with_turn(known: Conversation, turn: Turn) -> Conversation:
 
 
 def rated_trajectories(conversation: Conversation, ratings: Sequence[Rating]) -> list[Trajectory]:
-    """The rated stretches of a conversation, oldest first. Turns after the last rating belong to none."""
+    """The rated stretches of a conversation, oldest first. Turns after the last rating belong to none.
+
+    The first one is about the conversation's task, each later one about what the user asked for then.
+    """
     by_turn = {rating.turn: rating for rating in ratings}
-    found, open_steps, used = [], list[Transition](), list[str]()
+    found, open_steps, used, task = list[Trajectory](), list[Transition](), list[str](), conversation.task
     for number, turn in enumerate(conversation.turns):
         open_steps += turn.steps
         used += [id for entry in turn.advice for id in entry.get("recalled", ())]
@@ -241,10 +244,12 @@ def rated_trajectories(conversation: Conversation, ratings: Sequence[Rating]) ->
         if rating is None or not open_steps:
             continue
         last = replace(open_steps[-1], reward=rating.reward)
+        if found:
+            task = replace(task, instruction=open_steps[0].observation_text)
         found.append(
             Trajectory(
                 id=f"{conversation.id}/{number}",
-                task=conversation.task,
+                task=task,
                 transitions=(*open_steps[:-1], last),
                 run=conversation.id,
                 episode=number,

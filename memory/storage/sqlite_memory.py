@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -67,19 +67,27 @@ class SqliteMemory(SqliteStore):
                 time.sleep(0.02)
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
-        """Execute operations, many writes in several statements; after a deletion nothing of what was deleted is in the files."""
-        results = list[Result]()
-        for some in _split(list(ops)):
-            results += super().batch(some)
-            if any(isinstance(op, PutOp) and op.value is None for op in some):
-                with self.lock:
-                    (is_busy, *_) = self.conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-                if is_busy:
-                    LOG.warning(
-                        "deleted bytes are still in the log of %s, which another process reads; the next deletion empties it",
-                        FILE,
-                    )
-        return results
+        """Execute operations: reads, then writes; after a deletion nothing of what was deleted is in the files.
+
+        Each is a transaction of its own: one that has read cannot wait for another process's write, whatever the timeout.
+        """
+        every = list(ops)
+        reads = [op for op in every if not isinstance(op, PutOp)]
+        found = iter(super().batch(reads) if reads else ())
+        writes = [op for op in every if isinstance(op, PutOp)]
+        for start in range(0, len(writes), MOST_WRITES):
+            super().batch(writes[start : start + MOST_WRITES])
+        if any(op.value is None for op in writes):
+            self._empty_log()
+        return [None if isinstance(op, PutOp) else next(found) for op in every]
+
+    def _empty_log(self) -> None:
+        with self.lock:
+            (is_busy, *_) = self.conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if is_busy:
+            LOG.warning(
+                "deleted bytes are still in the log of %s, which another process reads; the next deletion empties it", FILE
+            )
 
     def close(self) -> None:
         """Close the file."""
@@ -90,11 +98,3 @@ class SqliteMemory(SqliteStore):
 
     def __exit__(self, *error: Any) -> None:
         self.close()
-
-
-def _split(ops: list[Op]) -> Iterator[list[Op]]:
-    if len(ops) <= MOST_WRITES or not any(isinstance(op, PutOp) for op in ops):
-        yield ops
-        return
-    for start in range(0, len(ops), MOST_WRITES):
-        yield ops[start : start + MOST_WRITES]

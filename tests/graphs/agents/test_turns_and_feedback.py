@@ -186,3 +186,17 @@ def test_a_graph_that_is_awaited_uses_the_learner_without_blocking() -> None:
         return exported, seen, "gave it reward 1" in said, await learner.aforget(tenant="acme")
 
     assert asyncio.run(use()) == (["a"], (1, 1), True, 1)
+
+
+def test_each_rated_turn_is_about_what_was_asked_then_and_a_thread_may_be_a_number() -> None:
+    learner = ICRLMiddleware(store := InMemoryStore())
+    agent = create_agent(desk.GuessingClerk(), TOOLS, middleware=[learner], checkpointer=InMemorySaver())
+    for said in ("Send me apples.", "Cancel all."):
+        agent.invoke({"messages": said}, {"configurable": {"thread_id": 5, "tenant": "acme"}})
+        learner.feedback(5, reward=1.0, tenant="acme")
+    kept = ConversationStore(store, ("agents", "agent", "tenant=acme"))
+    assert [one.task.instruction for one in kept.trajectories.all()] == ["Send me apples.", "Cancel all."]
+    learner.quarantine(5, "hm", tenant="acme")
+    assert learner.quarantine_reasons(tenant="acme") == {"5": "hm"}
+    learner.release(5, tenant="acme")
+    assert learner.forget([5], tenant="acme") == 2

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from forks import Python
-from langgraph.store.base import GetOp, PutOp
+from langgraph.store.base import GetOp, PutOp, SearchOp
 
 from learngraph.memory.conversations.store import ConversationStore, Turn
 from learngraph.memory.errors import UserError
@@ -67,3 +67,13 @@ def test_a_folder_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
     (tmp_path / "memory.sqlite").write_text("no database " * 1000)
     with pytest.raises(UserError, match="not a database"):
         open_agent_store(str(tmp_path))
+
+
+def test_a_transaction_that_writes_has_not_read_so_that_it_waits_for_other_processes(tmp_path: Path) -> None:
+    """SQLite lets no transaction that has read wait for a write of another: it is `database is locked` at once."""
+    said: list[str] = []
+    with SqliteMemory.open(tmp_path) as store:
+        store.conn.set_trace_callback(said.append)
+        assert store.batch([PutOp(("a",), "new", {"n": 1}), GetOp(("a",), "old"), SearchOp(("a",))]) == [None, None, []]
+    parts = " ".join(said).split("BEGIN")[1:]
+    assert [("SELECT" in part, "INSERT" in part) for part in parts] == [(True, False), (False, True)]
