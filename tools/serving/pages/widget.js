@@ -22,7 +22,8 @@ function makeAsk(model) {
 
 function draw({ model, el }) {
   el.classList.add("studio");
-  el.dataset.lmSuppressShortcuts = "true";  // or a key pressed in here would also be a command of JupyterLab
+  // Or a key pressed in here would also be a command of JupyterLab, which asks the element that has the focus, and its parents only after it.
+  el.addEventListener("focusin", ({ target }) => { target.dataset.lmSuppressShortcuts = "true"; });
   render(html`<${RunView} ask=${makeAsk(model)} view=${model.get("view")} shortcuts="inside" wait=${2000}/>`, el);
   return () => render(null, el);
 }
