@@ -97,8 +97,9 @@ class Python:
         return self.process.exitcode
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal."""
-        os.kill(self.pid, number)
+        """Send it a signal, if it is at work."""
+        if self.process.exitcode is None:
+            os.kill(self.pid, number)
 
     def wait(self, timeout: float = PATIENCE) -> int:
         """Wait for its end, at most so many seconds; returns its exit status."""

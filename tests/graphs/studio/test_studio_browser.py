@@ -463,5 +463,7 @@ async def test_keys_stay_in_the_widget_and_it_follows_python(tmp_path: Path) -> 
             "document.activeElement.dispatchEvent(new KeyboardEvent('keydown', { key: 'f', bubbles: true, composed: true }))"
         )
         await answer_until("document.querySelectorAll('.forks li').length === 2")
+        # JupyterLab asks the element with the focus for this mark, and its parents too late.
+        assert await opened.run("document.querySelector('section.run').hasAttribute('data-lm-suppress-shortcuts')")
         assert shown.walks["what-if 1"].step().next == ("augment",)
         assert walk.next == ("propose",)

@@ -23,9 +23,10 @@ function makeAsk(model) {
 function draw({ model, el }) {
   el.classList.add("studio");
   // Or a key pressed in here would also be a command of JupyterLab, which asks the element that has the focus, and its parents only after it.
-  el.addEventListener("focusin", ({ target }) => { target.dataset.lmSuppressShortcuts = "true"; });
+  const keep = ({ target }) => { if (el.contains(target)) target.dataset.lmSuppressShortcuts = "true"; };
+  addEventListener("keydown", keep, true);
   render(html`<${RunView} ask=${makeAsk(model)} view=${model.get("view")} shortcuts="inside" wait=${2000}/>`, el);
-  return () => render(null, el);
+  return () => { removeEventListener("keydown", keep, true); render(null, el); };
 }
 
 export const widget = { render: draw };
