@@ -329,7 +329,7 @@ def deciding_nodes(
     inputs: MethodInputs, settings: AdaMEM, memory: Trajectories, mode: Mode, names: Collection[str] | None = None
 ) -> dict[str, Node]:
     """The nodes from a situation to candidates: those with these names, or all that the mode's drawing has."""
-    places, style = (memory, inputs.environment, inputs.journal), settings.wording
+    style = settings.wording
     excerpts = precedent_excerpts(inputs, memory, settings.followup_steps, settings.max_state_chars)
     guided = inputs.episode_prompt(StrategyPart(), max_steps=settings.history_steps)
     raw = inputs.episode_prompt(PrecedentsPart(excerpts=excerpts), max_steps=settings.history_steps)
@@ -339,13 +339,14 @@ def deciding_nodes(
         "reconsider": inputs.acting_policy(guided, writing_style(style, "reconsider")),
         "draft": Choose(settings.temperature),
         "decide": CheckTriggers(
-            *places,
+            inputs.environment,
+            inputs.journal,
             triggers=settings.triggers,
             min_confidence=settings.min_confidence,
             stall_steps=settings.stall_steps,
         ),
         "recollect": Recollect(
-            *places,
+            *(memory, inputs.environment, inputs.journal),
             k=settings.k,
             kind=settings.outcomes,
             min_similarity=settings.min_similarity,

@@ -191,7 +191,7 @@ class Trajectory:
     note: str = ""
     """The agent's own note on the attempt: Reflexion's plan, Self-Refine's feedback. Empty without one."""
     used: tuple[str, ...] = ()
-    """Ids of the trajectories that the agent consulted on the way; their usefulness is derived from this."""
+    """Ids of the trajectories that the agent consulted on the way."""
     last_observation: str = ""
     """The world's answer to the last action; empty where it was not recorded."""
     user: str = ""

@@ -26,7 +26,7 @@ from ...memory.errors import CommandError, UserError, did_you_mean, plural
 from ...memory.storage.postgres_store import without_password
 from ..arms import make_arm, method_settings, preset_names, shared_settings
 from ..experiments.dry_run import dry_run, forecast
-from ..experiments.folder import Sweep, parse_seeds, run_folder_name
+from ..experiments.folder import Sweep, has_begun, parse_seeds, run_folder_name
 from ..experiments.harness import claim_sweeps, play_sweeps, runs_at_once, unfinished_runs
 from ..experiments.measures import LEARNING_METRICS, METRICS, RUN_METRICS
 from ..experiments.options import RunOptions
@@ -289,14 +289,14 @@ def play_and_report(
 
 @contextmanager
 def _resume_hint(folder: Path) -> Iterator[None]:
-    """Say that the same command goes on, after an error or Ctrl-C."""
-    hint = f"finished episodes are in {folder}, and the same command goes on from there"
+    """Say that the same command goes on, after an error or Ctrl-C, where something was played."""
+    hint = f"; finished episodes are in {folder}, and the same command goes on from there"
     try:
         yield
     except KeyboardInterrupt:
-        say(f"stopped; {hint}")
+        say(f"stopped{hint * has_begun(folder)}")
         raise
     except UserError as error:
-        if error.fails_again:
+        if error.fails_again or not has_begun(folder):
             raise
-        raise UserError(f"{error}; {hint}") from None
+        raise UserError(f"{error}{hint}") from None

@@ -130,7 +130,7 @@ def find_step(path: Path, step: int, seed: int | None = None, episode: int | Non
         raise CommandError(f"{run.path} has no episode {episode}; it has {_span(run.episodes)}")
     chosen = max(run.episodes) if episode is None else episode
     count = len(run.steps(chosen))
-    if not 0 <= step < count:
+    if step not in range(count):  # nor is a text or a fraction
         raise CommandError(f"episode {chosen} of {run.path} has no step {step}; it has {_span(range(count))}")
     return _Step(folder, run, run.rows(chosen, step + 1))
 

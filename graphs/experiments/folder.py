@@ -20,8 +20,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -360,7 +360,7 @@ def _differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
 
 @contextmanager
 def claim_folder(folder: Path, settings: Mapping[str, Any]) -> Iterator[None]:
-    """Lock a run folder while the context lasts, and make it if it is missing.
+    """Lock a run folder while the context lasts, and make it if it is missing. An error before anything is played leaves none.
 
     Args:
         folder: the folder.
@@ -371,7 +371,7 @@ def claim_folder(folder: Path, settings: Mapping[str, Any]) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout
 
-    owner = folder / "owner.pid"
+    owner, made = folder / "owner.pid", [one for one in (folder, *folder.parents) if not one.exists()]
     with ExitStack() as stack:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -385,7 +385,26 @@ def claim_folder(folder: Path, settings: Mapping[str, Any]) -> Iterator[None]:
         stack.callback(owner.unlink, missing_ok=True)
         if (record := check_settings(folder, settings)) is not None:
             write_json(folder / "settings.json", record)
-        yield
+        try:
+            yield
+        except BaseException:
+            _remove_unplayed(made)
+            raise
+
+
+def has_begun(folder: Path) -> bool:
+    """True if a run in the folder has written a row."""
+    return any(folder.rglob("*.jsonl*"))
+
+
+def _remove_unplayed(made: Sequence[Path]) -> None:
+    """Remove a folder that holds nothing but its settings and its lock, with the parents that were made for it."""
+    with suppress(OSError):  # it is gone, or another process has come
+        if made and {path.name for path in made[0].iterdir()} <= {"settings.json", "owner.pid", "owner.lock"}:
+            for path in sorted(made[0].iterdir(), reverse=True):  # the lock last: until then nobody else begins
+                path.unlink()
+            for one in made:
+                one.rmdir()
 
 
 def write_json(path: Path, value: Any) -> None:

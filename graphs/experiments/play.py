@@ -258,14 +258,12 @@ def run_graph(
     inputs = make_method_inputs(options, environment, model, files.journal, method, judging)
     inputs = replace(inputs, records=files.records, run=job.run)
     episode: Any = method.build(inputs, job.arm.settings, **method_resources(method, make_trainer, files.training))
-    if walked:
-        pass
-    elif job.attempts_at_once > 1:
+    if job.attempts_at_once > 1:
         episode = run.ParallelAttempts(UncheckpointedGraph(episode), job.attempts_at_once)
-    elif model is not None and policy_kind(options, environment, model, method.needs_logits) == "answer":
+    elif model is not None and policy_kind(options, environment, model, method.needs_logits) == "answer" and not walked:
         # One call of the model or two: played again after a crash, where checkpoints inside cost more than they save.
         episode = UncheckpointedGraph(episode)
-    else:
+    elif not walked:
         episode = merge_steps(episode)
     # Rewards that a model gave may differ the next time; those of a world or a rule would be the same.
     judge = inputs.judge if asks_model(options.judge) else None

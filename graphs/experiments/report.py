@@ -12,7 +12,7 @@ from ...memory.errors import UserError, plural
 from ..arms import Arm, blueprint
 from .equal_cost import equal_cost_table, rounds_table
 from .figures import draw_figures
-from .folder import Sweep, run_stem, write_json
+from .folder import Sweep, has_begun, run_stem, write_json
 from .harness import Run, bank_overlap_warnings, read_results
 from .measures import USUAL_METRICS
 from .notes import table_notes, unusable_warnings
@@ -197,7 +197,7 @@ def _failure_notes(planned: Sequence[Sweep], failures: Failures, folder: Path) -
         f"{name}{', '.join(arms)}, seed{'s' * (len(of) > 1)} {', '.join(map(str, of))}: {reason}"
         for (name, reason, of), arms in by_reason.items()
     ]
-    if lines and not all(failure.fails_again for failure in failures.values()):
+    if lines and has_begun(folder) and not all(failure.fails_again for failure in failures.values()):
         lines[-1] += f"; finished episodes are in {folder}, and the same command goes on from there"
     return lines
 

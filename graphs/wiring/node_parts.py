@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
 from inspect import signature
 from typing import Any, Literal, get_args, get_origin
@@ -63,7 +63,9 @@ NUMBERS: Mapping[str, float] = {
 class LacksParts(UserError):
     """An error: a node has parts without a default; `call` makes it, with a place for each of them."""
 
-    call: str
+    def __init__(self, name: str, parts: Sequence[str]) -> None:
+        self.call = f"inputs.node('{name}', {', '.join(f'{part}=...' for part in parts)})"
+        super().__init__(f"{name} has no default for {' and '.join(parts)}; give {self.call}, in a Python file")
 
 
 def make_node(inputs: Any, name: str, given: Mapping[str, Any]) -> Any:
@@ -104,10 +106,7 @@ def make_node(inputs: Any, name: str, given: Mapping[str, Any]) -> Any:
         else:
             lacking.append(part)
     if lacking:
-        error = LacksParts(f"{name} has no default for {' and '.join(lacking)}")
-        error.call = f"inputs.node('{name}', {', '.join(f'{part}=...' for part in lacking)})"
-        error.args = (f"{error}; give {error.call}, in a Python file",)
-        raise error
+        raise LacksParts(name, lacking)
     return maker(**parts)
 
 

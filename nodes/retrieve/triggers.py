@@ -29,7 +29,6 @@ from ..state import (
     StrategyChannel,
     TaskChannel,
 )
-from .recollect import PrecedentMemory
 
 __all__ = ["REASONS", "CheckTriggers", "DraftedAction", "Trigger", "route_memory_request"]
 
@@ -85,7 +84,6 @@ class CheckTriggers:
 
     role: ClassVar[str] = "compute"
 
-    memory: PrecedentMemory
     environment: Environment
     journal: Journal
     triggers: tuple[Trigger, ...] = ("vote",)

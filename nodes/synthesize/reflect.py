@@ -130,10 +130,14 @@ def write_about_attempt(
     return Ask(name, model, messages, read, Prompt.load("ask/again", prompts), on_bad_reply=_no_note)
 
 
-class JudgedAttempt(StepRewards, EpisodeNumber):
-    """The rewards of an attempt, and whether the run makes another one."""
+class PlannedAttempt(EpisodeNumber):
+    """The number of an attempt, and how many attempts the run makes."""
 
     episodes: NotRequired[int]
+
+
+class JudgedAttempt(StepRewards, PlannedAttempt):
+    """The rewards of an attempt, and whether the run makes another one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,12 +151,12 @@ class NotesPart(PromptPart[ShownNotes]):
         return notes_text(self.buffer, state)
 
 
-def route_next_attempt(state: JudgedAttempt) -> Literal["another attempt", "last attempt"]:
+def route_next_attempt(state: PlannedAttempt) -> Literal["another attempt", "last attempt"]:
     """Router: will another attempt of the run read a note on this one?"""
     return "last attempt" if 0 < state.get("episodes", 0) <= state["episode"] + 1 else "another attempt"
 
 
-def route_shared_attempt(state: JudgedAttempt) -> Literal["another attempt", "last attempt"]:
+def route_shared_attempt(state: PlannedAttempt) -> Literal["another attempt", "last attempt"]:
     """Router where tasks share their attempts: those at other tasks come after a run's last one, and will read a note on it."""
     return "another attempt"
 

@@ -172,8 +172,8 @@ class Problems(QuestionFile):
     def answer(self, text: str) -> str:
         r"""The final answer of a written solution in a form that is the same for 1/2, 0.5 and \frac{1}{2}; empty without one.
 
-        For votes. Equal answers that SymPy does not bring into one form (0.333333 and 1/3, say) count as different. An answer that
-        cannot be parsed stays as written.
+        Without ground truth, no lesson may tell such an answer of an attempt. Equal answers that SymPy does not bring into one form
+        (0.333333 and 1/3, say) differ. An answer that cannot be parsed stays as written.
         """
         answer = final_answer(text)
         if answer is None:

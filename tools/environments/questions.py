@@ -163,7 +163,7 @@ class Questions(QuestionFile):
         return float(grades[-1].lower() == "correct") if grades else None
 
     def answer(self, text: str) -> str:
-        """The normalised answer in a reply, for votes; empty without one."""
+        """The normalised answer in a reply, which no lesson may tell; empty without one."""
         return normalise_answer(written_answer(text) or "")
 
     def bare_answer(self, task: Task) -> str:

@@ -48,6 +48,15 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.parametrize("wrong", [("--env", "toi"), ("--env", "toy", "--model", "gpt"), (*TOY, "--judge", "rubric")])
+def test_a_name_that_there_is_not_leaves_no_folder(
+    wrong: tuple[str, ...], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "jitrl", *wrong, "--out", "runs/mine"]) == 2
+    assert "finished episodes" not in capsys.readouterr().err
+    assert list(here.iterdir()) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("refusal", "reason"),

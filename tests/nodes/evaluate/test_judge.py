@@ -1,4 +1,4 @@
-"""Judges: bad rules, self-evaluation, comparison with a reference, ensembles. A missing reward is never a zero."""
+"""Judges: bad rules, self-evaluation, comparison with a reference. A missing reward is never a zero."""
 
 from __future__ import annotations
 

@@ -363,14 +363,14 @@ def situation(journal: Journal, *steps: Transition, **more: Any) -> Any:
 def test_each_trigger_asks_for_its_own_reason(trigger: Any, more: dict[str, Any], asked: bool) -> None:
     journal = Journal()
     state = situation(journal, step("a"), step("b", reward=1.0), **more)
-    found = CheckTriggers(Bank(), World(), journal, (trigger,))(state)
+    found = CheckTriggers(World(), journal, (trigger,))(state)
     assert found == {"tentative": state["action"], "reasons": [trigger] if asked else []}
 
 
 def test_triggers_work_together() -> None:
     journal = Journal()
     state = situation(journal, step("a"), step("b", reward=1.0), observation=Observation("a", ("x",)), action="y")
-    decide = CheckTriggers(Bank(), World(), journal, ("vote", "repeated", "refused"))
+    decide = CheckTriggers(World(), journal, ("vote", "repeated", "refused"))
     assert decide(state)["reasons"] == ["repeated", "refused"]
 
 

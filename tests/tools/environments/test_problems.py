@@ -165,7 +165,7 @@ def test_sixteen_threads_at_once_get_the_right_rewards(env: Problems) -> None:
     assert rewards == [1.0] * 64 + [0.0] * 64
 
 
-def test_votes_are_counted_over_equal_answers(env: Problems) -> None:
+def test_equal_answers_have_one_form(env: Problems) -> None:
     def same(*answers: str) -> set[str]:
         return {env.answer(f"I say \\boxed{{{answer}}}") for answer in answers}
 

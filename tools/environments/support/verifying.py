@@ -70,12 +70,11 @@ class Workers:
         Raises:
             Unverified: the job raised or took too long, or no process could be started.
         """
-        limit = self.seconds
         with self._turn:
             for again in (True, False):
                 worker = self._take()
                 try:
-                    reply = worker.ask({"what": what, "limit": limit, **job}, limit)
+                    reply = worker.ask({"what": what, **job}, self.seconds)
                     break
                 except BaseException as cause:
                     worker.end()
@@ -150,7 +149,7 @@ class _Worker:
     def ask(self, job: dict[str, Any], limit: float) -> dict[str, Any]:
         assert self.process.stdin is not None
         try:
-            self.process.stdin.write(json.dumps(job) + "\n")
+            self.process.stdin.write(json.dumps({**job, "limit": limit}) + "\n")
             self.process.stdin.flush()
         except OSError as cause:
             raise Unverified(f"the verifier's process is gone: {cause}", True) from cause
