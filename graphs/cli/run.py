@@ -294,7 +294,7 @@ def _resume_hint(folder: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        say(f"stopped{hint * has_begun(folder)}")
+        say("stopped" + (hint if has_begun(folder) else ""))
         raise
     except UserError as error:
         if error.fails_again or not has_begun(folder):

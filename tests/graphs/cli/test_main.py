@@ -372,12 +372,21 @@ def test_a_full_disk_is_said_in_one_line(
     assert "No space left on device" in capsys.readouterr().err
 
 
-def test_ctrl_c_says_how_to_go_on(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_says_how_to_go_on_where_something_was_played(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*args: Any, lost: Any, engine: str) -> None:
         raise KeyboardInterrupt
 
+    with monkeypatch.context() as patch:
+        patch.setattr(pool, "run_workers", interrupted)
+        assert main(["run", "random", *TOY, "--episodes", "1", "--out", "run"]) == 130
+        assert "goes on" not in capsys.readouterr().err
+        assert not (here / "run").exists()
+    assert main(["run", "random", *TOY, "--episodes", "1", "--out", "run"]) == 0
     monkeypatch.setattr(pool, "run_workers", interrupted)
-    assert main(["run", "random", *TOY, "--out", "run"]) == 130
+    capsys.readouterr()
+    assert main(["run", "random", *TOY, "--episodes", "2", "--out", "run"]) == 130
     assert "the same command goes on" in capsys.readouterr().err
 
 
