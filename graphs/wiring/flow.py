@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -22,7 +21,7 @@ from langgraph.graph._node import StateNodeSpec
 from langgraph.graph.state import CompiledStateGraph
 from typing_extensions import TypedDict, is_typeddict
 
-from ...nodes.channels import node_channels, node_schemas
+from ...nodes.channels import node_schemas
 from .arrows import (
     ENDS,
     Branching,
@@ -195,9 +194,7 @@ def _assemble(builder: Builder, wiring: Wiring) -> Builder:
             known = isinstance(fan_out, KnownFanOut)
             path, leads = (fan_out.path, fan_out.leads) if known else (FanOutBranch(fan_out, targets), {})
             builder.add_conditional_edges(start, path, dict(leads) or list(targets))
-        node = unwrap(wiring.nodes.get(source))
-        is_open = inspect.isroutine(node) and node_channels(node).is_open
-        guard_arrows(builder, start, {ENDS.get(edge.target, edge.target) for edge in arrows if not edge.join}, is_open)
+        guard_arrows(builder, start, {ENDS.get(edge.target, edge.target) for edge in arrows if not edge.join})
     return builder
 
 
