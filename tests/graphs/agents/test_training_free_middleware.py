@@ -80,11 +80,6 @@ def test_the_lessons_stand_at_the_end_of_the_system_message_at_every_call() -> N
         assert said.endswith("Lessons:\n- [L0] Boil the water first\n- [L3] Count the coins twice")
 
 
-def test_without_a_system_message_there_is_one_with_the_lessons() -> None:
-    for messages in asked(TrainingFreeGRPOMiddleware(LESSONS, show_ids=False), system=None):
-        assert str(messages[0].text).endswith("Lessons:\n- Boil the water first\n- Count the coins twice")
-
-
 async def test_agents_that_are_awaited_are_shown_the_same() -> None:
     model = Scripted()
     agent = create_agent(model, [add], system_prompt="You add.", middleware=[TrainingFreeGRPOMiddleware(LESSONS)])
@@ -108,10 +103,11 @@ def test_d12_only_the_lessons_about_the_question() -> None:
     assert first[0].text == "You add."
 
 
-def test_an_agent_picks_up_the_version_that_holds() -> None:
-    versions = LibraryVersions()
+@pytest.mark.parametrize("of_a_folder", [False, True])
+def test_an_agent_picks_up_the_version_that_holds(of_a_folder: bool, tmp_path: Path) -> None:
+    versions = LibraryVersions(tmp_path / "run" / "s0" / "library.jsonl") if of_a_folder else LibraryVersions()
     versions.put("0", Library())
-    middleware = TrainingFreeGRPOMiddleware(versions)
+    middleware = TrainingFreeGRPOMiddleware(tmp_path / "run" if of_a_folder else versions)
     assert asked(middleware)[0][0].text == "You add."
     versions.put("1", LESSONS, parent="0")
     assert asked(middleware)[0][0].text == "You add.", "a candidate that was not accepted is not shown"
@@ -136,17 +132,6 @@ def test_an_agent_picks_up_what_a_person_edits(tmp_path: Path) -> None:
         assert "Filter" in middleware.library.text(), "it is warned of once"
     file.write_text("- Another lesson altogether")
     assert middleware.library.text() == "- [L0] Another lesson altogether\n"
-
-
-def test_an_agent_reads_a_run_that_goes_on(tmp_path: Path) -> None:
-    versions = LibraryVersions(tmp_path / "run" / "s0" / "library.jsonl")
-    versions.put("0", Library())
-    middleware = TrainingFreeGRPOMiddleware(tmp_path / "run")
-    assert middleware.library == Library()
-    versions.put("1", LESSONS, parent="0")
-    versions.move("1")
-    assert middleware.library == LESSONS
-    versions.close()
 
 
 @pytest.mark.parametrize(
