@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -165,13 +163,6 @@ def test_lessons_in_messages_of_any_form() -> None:
     assert first.content[0] == blocks.content[0]
     assert "Boil the water" in str(first.content[1])
     assert "$" in str(append_lessons([user], "- costs $5 and $lessons\n", PROMPT)[0].text)
-
-
-@pytest.mark.slow
-def test_without_langchain_the_error_says_what_to_install() -> None:
-    code = "import sys; sys.modules['langchain.agents.middleware'] = None; import learngraph.graphs.agents.training_free_grpo"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "ImportError: learning agents need langchain, which is missing: pip install" in out.stderr
 
 
 def test_a_library_of_another_model_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
