@@ -94,10 +94,8 @@ def method_settings(name: str, main: tuple[str, Any] | None = None, shared: Mapp
     if main is not None and type(main[1]) is not made:  # a field of another method is the same only where both are marked
         shared = {field: value for field, value in (shared or {}).items() if field in shared_fields(made)}
     if preset and preset not in (known := preset_names(made)):
-        raise CommandError(
-            f"{method} has no preset '{preset}'{did_you_mean(preset, known)}; it has {', '.join(known)}, and {method}?SETTING=VALUE "
-            "changes a setting"
-        )
+        others = f"; it has {', '.join(known)}, and {method}?SETTING=VALUE changes a setting"
+        raise CommandError(f"{method} has no preset '{preset}'{did_you_mean(preset, known) or others}")
     own = main is not None and split_name(main[0].partition("?")[0])[0] == method
     if preset in ("", "default"):
         chosen = main[1] if main is not None and own and values and not preset else _apply_shared(made(), shared or {})
@@ -120,7 +118,7 @@ def _with_value(settings: Any, key: str, text: str, place: str) -> Any:
     first, _, rest = key.partition(".")
     known = [one.name for one in fields(settings)]
     if first not in known:
-        raise CommandError(f"{place} has no setting {first!r}{did_you_mean(first, known)}; it has {', '.join(known)}")
+        raise CommandError(f"{place} has no setting {first!r}{did_you_mean(first, known) or '; it has ' + ', '.join(known)}")
     if rest and is_dataclass(getattr(settings, first)):
         return replace(settings, **{first: _with_value(getattr(settings, first), rest, text, f"{place}, {first}")})
     try:
@@ -190,7 +188,7 @@ def blueprint(method: str, settings: Any = None, **build: Any) -> Any:
     from ..nodes.act.policies import LocalPolicy, act_policy
     from ..nodes.prompt import Prompt
     from .methods import find_method
-    from .wiring.inputs import MethodInputs, Prompting
+    from .wiring.inputs import MethodInputs
 
     settings = method_settings(method) if settings is None else settings
     # Files change nothing in the picture, and may not be here.
@@ -205,7 +203,6 @@ def blueprint(method: str, settings: Any = None, **build: Any) -> Any:
         make_policy=lambda seen: LocalPolicy(absent, seen, prompt),
         model=cast(Any, object()),  # never asked
         make_writing_policy=lambda seen, style: act_policy(absent, seen, style.action_prompt),
-        prompting=Prompting(window=cast(Any, float("inf"))),  # a model's, and no picture shows one that is not known
     )
     return find_method(method).build(inputs, settings, **build)
 

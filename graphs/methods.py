@@ -323,10 +323,8 @@ def find_method(name: str) -> Method:
         return METHODS[method]
     module, _, attribute = method.partition(":")
     if not attribute.isidentifier() or not all(map(str.isidentifier, module.split("."))):
-        raise UserError(
-            f"no method is called '{method}'{did_you_mean(method, METHODS)}; there are {', '.join(sorted(METHODS))}, and MODULE:NAME for "
-            "one of your own"
-        )
+        others = f"; there are {', '.join(sorted(METHODS))}, and MODULE:NAME for one of your own"
+        raise UserError(f"no method is called '{method}'{did_you_mean(method, METHODS) or others}")
     return _import_method(module, attribute)
 
 

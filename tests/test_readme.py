@@ -70,7 +70,7 @@ def run_alone(command: list[str], folder: Path, typed: str | None = None, **more
     else:
         fresh = [sys.executable, *command]
         done = subprocess.run(fresh, cwd=folder, env=environment, input=typed, capture_output=True, text=True, check=False)
-    assert (done.returncode, "Error" in done.stderr) == (0, False), done.stdout + done.stderr
+    assert (done.returncode, re.findall("Error|Warning", done.stderr)) == (0, []), done.stdout + done.stderr
     return done.stdout
 
 
@@ -98,6 +98,7 @@ def test_a_python_block_runs_alone_in_a_fresh_process(code: str, tmp_path: Path)
     at_prompt = code in blocks("README.md", "python")
     printed = run_alone(["-iq"], tmp_path, code) if at_prompt else run_alone(["pasted.py"], tmp_path)
     assert printed.strip(), "every block shows what it did"
+    assert not re.search(r"^\w+\(\w+=", printed, re.MULTILINE), "the prompt echoes no value between the lines"
     if len(scores := re.findall(r"\d+\.\d+", printed.splitlines()[0])) >= 6:
         half = len(scores) // 2
         assert sum(map(float, scores[half:])) > sum(map(float, scores[:half])), "an agent that a page shows learns"

@@ -127,7 +127,8 @@ def _parse(
         raise CommandError(f"{prog} takes no further arguments, got {unknown[0]}")
     if unknown:
         known = _flags(form, grouped)
-        raise CommandError(f"{prog}: there is no {unknown[0]}{did_you_mean(unknown[0], known)}; there are {', '.join(known)}")
+        hint = did_you_mean(unknown[0], known) or f"; there are {', '.join(known)}"
+        raise CommandError(f"{prog}: there is no {unknown[0]}{hint}")
     result: Options = parsed
     return result
 
@@ -139,7 +140,9 @@ def _mistake(text: str, prog: str) -> str:
     if not lines:
         return f"{prog}: {text}"
     if not lines[0].startswith("Missing from"):
-        return f"{prog}: {' '.join(line.strip() for line in lines)}"
+        said = re.sub(r"^Error parsing [A-Z]\w*: (?:learngraph \S+ )?", "", " ".join(line.strip() for line in lines))
+        said = re.sub(r"^Error parsing (--\S+): .*: ('.*')$", r"\1 takes a number, got \2", said)
+        return f"{prog}: {said}"
     # Each missing argument stands in a line of its own, with its help indented below.
     told = "".join(f"; {line.strip()}:" if re.match(r" {4}\S", line) else f" {line.strip()}" for line in lines[1:])
     return f"{prog} needs {told.removeprefix('; ').replace(' (required)', '')}"

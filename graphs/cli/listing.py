@@ -54,9 +54,5 @@ def _method_needs(name: str) -> str:
 
 
 def _model_needs(name: str) -> str:
-    """The file or variable that a model still needs here; empty if it needs none."""
-    from ...tools.models.models import POCKET
-
-    if name == "pocket" and not (POCKET / "config.json").exists():
-        return "its weights"
+    """The variable that a model still needs here; empty if it needs none."""
     return "$OPENAI_API_KEY" if name == "openai" and "OPENAI_API_KEY" not in os.environ else ""

@@ -44,8 +44,8 @@ def list_nodes(args: Sequence[str]) -> int:
         entries = tuple(entry for entry in entries if options.which in (entry.verb, entry.name))
         if not entries:
             known = [*VERBS, *(entry.name for entry in catalogue())]
-            hint = did_you_mean(options.which, known)
-            raise UserError(f"there is no node and no verb '{options.which}'{hint}; the verbs are {', '.join(VERBS)}")
+            hint = did_you_mean(options.which, known) or f"; the verbs are {', '.join(VERBS)}"
+            raise UserError(f"there is no node and no verb '{options.which}'{hint}")
     chosen = [entry for entry in entries if _fits(options.reads, entry.reads) and _fits(options.writes, entry.writes)]
     for verb, about in VERBS.items():
         filed = [entry for entry in chosen if entry.verb == verb]
@@ -53,10 +53,8 @@ def list_nodes(args: Sequence[str]) -> int:
             print(f"{verb}: {about}")
             print("\n".join(line for entry in filed for line in _lines(entry)) + "\n")
     if not chosen:
-        asked = " and ".join(
-            f"{verb} `{name}`" for verb, name in (("reads", options.reads), ("writes", options.writes)) if name
-        )
-        print(f"no node {asked}")
+        pairs = (("reads", options.reads), ("writes", options.writes))
+        print(f"no node {' and '.join(f'{verb} `{name}`' for verb, name in pairs if name)}")
     return 0
 
 

@@ -131,9 +131,7 @@ def _run_method(name: str, args: Sequence[str]) -> int:
         }
     for other in options.compare:
         if find_method(other).has_training_phase and not method.has_training_phase:
-            raise CommandError(
-                f"--compare {other}: it learns on other problems than it plays; learngraph run {other} compares it"
-            )
+            raise CommandError(f"--compare {other} learns on other problems than it plays; learngraph run {other} compares it")
         if other != name:
             arms[other] = make_arm(other, method_settings(other, main=(name, settings), shared=shared))
     if options.episodes < 1:
@@ -197,7 +195,7 @@ def _list_tables(options: FileOptions, tables: Mapping[str, Mapping[str, Any]]) 
     if options.only:
         name = options.only[0]
         raise CommandError(
-            f"{options.file}: --only {name}: it has no such table{did_you_mean(name, tables)}; it has {', '.join(tables)}"
+            f"{options.file}: --only {name}: it has no such table{did_you_mean(name, tables) or '; it has ' + ', '.join(tables)}"
         )
     rows = [[name, table.get("title", ""), table.get("needs", "") or "nothing more"] for name, table in tables.items()]
     print(markdown_table([["--only", "table", "needs"], *rows], left=3))

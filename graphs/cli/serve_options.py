@@ -9,7 +9,7 @@ from typing import Annotated
 
 from tyro.conf import UseAppendAction
 
-from ...memory.errors import UserError
+from ...memory.errors import UserError, did_you_mean
 from ...memory.storage.open_store import is_postgres
 
 __all__ = ["ServeOptions"]
@@ -144,7 +144,8 @@ class ServeOptions:
                 f"serve: --{given[0].replace('_', '-')} is for learning in prompts; give --learn, such as reasoning-bank"
             )
         elif self.model not in ("pocket", "guard") and not self.model.startswith(("local:", "vllm:")):
-            raise UserError(f"serve: no model {self.model!r}; use pocket, guard, local:PATH_OR_NAME or vllm:MODEL")
+            hint = did_you_mean(self.model, ("pocket", "guard")) or "; use pocket, guard, local:PATH_OR_NAME or vllm:MODEL"
+            raise UserError(f"serve: no model {self.model!r}{hint}")
         if self.max_connections < 1:
             raise UserError(f"serve: --max-connections is at least 1, got {self.max_connections}")
         for name, port in (("port", self.port), ("livez-port", self.livez_port or 0)):

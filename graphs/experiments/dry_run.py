@@ -179,9 +179,8 @@ def _assumptions(sweep: Sweep, estimates: Sequence[CostEstimate]) -> list[str]:
         f"an episode takes {SHARE_OF_HORIZON:.0%} of its horizon of {_horizon(sweep.options)} steps, and a call reads {read:,} tokens "
         f"and writes {written}"
     )
-    return [
-        f"assumed: steps and tokens as measured in this folder for {known}; else {others}" if known else f"assumed: {others}"
-    ]
+    measured = f"steps and tokens as measured in this folder for {known}; else " if known else ""
+    return [f"assumed: {measured}{others}"]
 
 
 def _estimate(sweep: Sweep, arm: Arm) -> CostEstimate:

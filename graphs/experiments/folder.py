@@ -380,7 +380,7 @@ def claim_folder(folder: Path, settings: Mapping[str, Any]) -> Iterator[None]:
             pid = owner.read_text().strip() if owner.exists() else "?"
             raise UserError(f"process {pid} is at work in {folder}; wait until it ends, or give another --out") from None
         except OSError as error:
-            raise UserError(f"cannot work in {folder}: {error.strerror or error}") from error
+            raise UserError(f"cannot work in {folder}: {error.strerror or error}; --out names a folder to write to") from error
         owner.write_text(f"{os.getpid()}\n")
         stack.callback(owner.unlink, missing_ok=True)
         if (record := check_settings(folder, settings)) is not None:
@@ -393,8 +393,8 @@ def claim_folder(folder: Path, settings: Mapping[str, Any]) -> Iterator[None]:
 
 
 def has_begun(folder: Path) -> bool:
-    """True if a run in the folder has written a row."""
-    return any(folder.rglob("*.jsonl*"))
+    """True if a run in the folder has played a step: a reply alone may be one that failed."""
+    return any(path.stat().st_size for path in folder.rglob("*.jsonl*") if not path.name.startswith("replies"))
 
 
 def _remove_unplayed(made: Sequence[Path]) -> None:

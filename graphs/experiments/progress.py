@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -72,7 +73,7 @@ class ProgressRow(NamedTuple):
 
 @contextmanager
 def show_progress(rows: Sequence[ProgressRow], totals: Sequence[ProgressRow] = ()) -> Iterator[Callable[[], None]]:
-    """Show how far each row is, its mean score and its cost so far: bars on a terminal, else a line at most every 10 s.
+    """Show how far each row is, its mean score, its cost and the time left: bars on a terminal, else a line at most every 10 s.
 
     Args:
         rows: the runs.
@@ -123,11 +124,11 @@ def _cost(row: ProgressRow) -> str:
 
 @contextmanager
 def _progress_bars(console: Any, rows: Sequence[ProgressRow], waiting: Callable[[], str]) -> Iterator[Callable[[], None]]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TextColumn("episodes")
     note, cost = TextColumn("{task.fields[note]}"), TextColumn("{task.fields[cost]}")
-    with Progress(*columns, note, cost, TimeElapsedColumn(), console=console) as bars:
+    with Progress(*columns, note, cost, TextColumn("left"), TimeRemainingColumn(), console=console) as bars:
         tasks = [bars.add_task(row.name, total=row.episodes, note="", cost="") for row in rows]
 
         def tick() -> None:
@@ -141,7 +142,8 @@ def _progress_bars(console: Any, rows: Sequence[ProgressRow], waiting: Callable[
 
 @contextmanager
 def _progress_lines(rows: Sequence[ProgressRow], waiting: Callable[[], str]) -> Iterator[Callable[[], None]]:
-    last_time, last_text = time.monotonic(), ""
+    begin, last_time, last_text = time.monotonic(), -math.inf, ""
+    before, total = sum(_state(row)[0] for row in rows), sum(row.episodes for row in rows)
 
     def tick(is_last: bool = False) -> None:
         nonlocal last_time, last_text
@@ -149,11 +151,17 @@ def _progress_lines(rows: Sequence[ProgressRow], waiting: Callable[[], str]) -> 
             return
         states = [(row, *_state(row)) for row in rows]
         parts = [f"{row.name} {done}/{row.episodes} {note}{f' ({cost})' if cost else ''}" for row, done, note, cost in states]
-        text = "; ".join(filter(None, (", ".join(parts), waiting())))
+        done = sum(state[1] for state in states)
+        left = (time.monotonic() - begin) / max(1, done - before) * (total - done) / 60
+        ahead = "the time left is told once a twentieth is played"
+        if 20 * (done - before) >= total - before:
+            ahead = f"about {left:.1f} min left at this pace" if done < total else ""
+        text = "; ".join(filter(None, (", ".join(parts), ahead, waiting())))
         if text != last_text:
             say(text)
             last_time, last_text = time.monotonic(), text
 
+    tick()
     yield tick
     tick(is_last=True)
 

@@ -57,13 +57,7 @@ def load_bank_memory(
         success_threshold: the return from which a trajectory counts as a success; None: unknown.
         similarity: compares keys, from `open_vectors`; None: by their words.
     """
-    return _memory(
-        Path(path),
-        _mtime_ns(path),
-        key=key,
-        success_threshold=success_threshold,
-        similarity=similarity,
-    )
+    return _memory(Path(path), _mtime_ns(path), key=key, success_threshold=success_threshold, similarity=similarity)
 
 
 @lru_cache(maxsize=4)
@@ -178,9 +172,5 @@ def _read(path: Path, stamp: int) -> tuple[Trajectory, ...]:
 def _memory(
     path: Path, stamp: int, *, key: KeyName, success_threshold: float | None, similarity: CosineSimilarity | None
 ) -> Trajectories:
-    return Trajectories(
-        bank=_read(path, stamp),
-        key=KEYS[key],
-        similarity=similarity,
-        success=reaches_return(success_threshold),
-    )
+    success = reaches_return(success_threshold)
+    return Trajectories(bank=_read(path, stamp), key=KEYS[key], similarity=similarity, success=success)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -14,14 +15,17 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, cast, get_type_hints
 
+from langchain_core._api import suppress_langchain_beta_warning
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import DEFAULT_RECURSION_LIMIT
+from langchain_core.tools import BaseTool
 from langgraph.graph import StateGraph
 from langgraph.graph._node import StateNodeSpec
 from langgraph.graph.state import CompiledStateGraph
 from typing_extensions import TypedDict, is_typeddict
 
-from ...nodes.channels import node_schemas
+from ...memory.errors import UserError
+from ...nodes.channels import node_channels, node_schemas
 from .arrows import (
     ENDS,
     Branching,
@@ -194,7 +198,9 @@ def _assemble(builder: Builder, wiring: Wiring) -> Builder:
             known = isinstance(fan_out, KnownFanOut)
             path, leads = (fan_out.path, fan_out.leads) if known else (FanOutBranch(fan_out, targets), {})
             builder.add_conditional_edges(start, path, dict(leads) or list(targets))
-        guard_arrows(builder, start, {ENDS.get(edge.target, edge.target) for edge in arrows if not edge.join})
+        node = unwrap(wiring.nodes.get(source))
+        is_open = inspect.isroutine(node) and node_channels(node).is_open
+        guard_arrows(builder, start, {ENDS.get(edge.target, edge.target) for edge in arrows if not edge.join}, is_open)
     return builder
 
 
@@ -242,6 +248,11 @@ class UnboundedGraph(CompiledStateGraph[Any, Any, Any, Any]):
             self._explain(input, error)
             raise
 
+    def as_tool(self, *args: Any, **named: Any) -> BaseTool:
+        """The graph as a tool, without LangChain's warning that this method is a beta."""
+        with suppress_langchain_beta_warning():
+            return super().as_tool(*args, **named)
+
     def _explain(self, input: Any, error: Exception) -> None:
         """Raise an `InputError` if the input is the reason of this error."""
         if said := input_mistake(self.builder.input_schema, input, error):
@@ -279,7 +290,10 @@ def compile_graph(
         drawing = write_flow(builder_edges(builder)) if flow is None else flow
         wiring, builder = _redrawn_wiring(builder, drawing, nodes or {}, {}, {}), _bare(builder, nodes or {})
         builder = _assemble(builder, _checked(wiring, builder))
-    compiled = builder.compile(**options)
+    try:
+        compiled = builder.compile(**options)
+    except TypeError as error:
+        raise UserError(f"{error}; settings are an object: build(inputs, JitRL(beta=3))") from error
     inputs = {name: value for name, value in vars(compiled).items() if name != "__orig_class__"}  # as `Pregel.copy` does
     return UnboundedGraph(**inputs).with_config(recursion_limit=1_000_000)
 

@@ -185,6 +185,15 @@ def split_fields(given: Mapping[str, Any], **ours: Any) -> dict[str, Any]:
     return {"prompting": prompting} | {name: value for name, value in more.items() if name not in names}
 
 
+def _opened(model: S) -> S:
+    """The model. Raises `UserError` if it is the name of one."""
+    if isinstance(model, str):
+        raise UserError(
+            f"model is to be open, got the name {model!r}; learngraph.open_model('pocket'), or 'openai:NAME', opens one"
+        )
+    return model
+
+
 @dataclass(frozen=True)
 class MethodInputs:
     """The inputs of `build`: the world, the policy, the model, and where steps and episodes are kept."""
@@ -218,7 +227,18 @@ class MethodInputs:
     max_history_tokens: ClassVar[int] = 2**31
     """Tokens of the running attempt's steps in the prompt of a strategy."""
 
+    def __new__(cls, *parts: Any, **named: Any) -> Self:
+        """The inputs. Raises `UserError` for a name that is no input."""
+        known = [one.name for one in fields(cls) if one.init]
+        for name in named.keys() - set(known):
+            raise UserError(f"{cls.__name__} has no {name}; it has {', '.join(known)}")
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
+        lost = [name for name in ("observe", "abstract") if not hasattr(self.environment, name)]
+        if lost and self.environment is not None:  # a drawing has none
+            came = f"{self.environment!r:.60} has no {' and no '.join(lost)}"
+            raise UserError(f"environment is a world such as learngraph.open_environment('toy'); {came}")
         if self.judge is not None:
             object.__setattr__(self, "environment", without_verdicts(self.environment))
 
@@ -238,7 +258,7 @@ class MethodInputs:
         """
         prompt = Prompt.load("act/score", more.get("prompts"))
         # The reply is an action: short. The system message of the prompt counts as it is.
-        reserve = 64 + sum(model.get_num_tokens(template.template) for _, template in prompt.parts)
+        reserve = 64 + sum(_opened(model).get_num_tokens(template.template) for _, template in prompt.parts)
         given = split_fields(
             more,
             model=model,
@@ -283,7 +303,7 @@ class MethodInputs:
 
         given = split_fields(
             more,
-            model=model,
+            model=_opened(model),
             make_policy=write,
             make_writing_policy=write,
             history_steps=20,

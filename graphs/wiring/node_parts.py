@@ -76,13 +76,11 @@ def make_node(inputs: Any, name: str, given: Mapping[str, Any]) -> Any:
     """
     entries = [entry for entry in catalogue() if name in (entry.name, f"{entry.verb}.{entry.name}")]
     if len(entries) != 1:
-        hint = "" if entries else did_you_mean(name, [entry.name for entry in catalogue()])
-        said = (
-            f"say {' or '.join(f'{one.verb}.{one.name}' for one in entries)}"
-            if entries
-            else "`learngraph list nodes` lists all"
+        said = f"; say {' or '.join(f'{one.verb}.{one.name}' for one in entries)}"
+        hint = (
+            said if entries else did_you_mean(name, [one.name for one in catalogue()]) or "; `learngraph list nodes` lists all"
         )
-        raise UserError(f"{len(entries) or 'no'} nodes are called '{name}'{hint}; {said}")
+        raise UserError(f"{len(entries) or 'no'} nodes are called '{name}'{hint}")
     (entry,) = entries
     maker = getattr(import_module(entry.module), entry.name)
     if entry.kind == "router":

@@ -10,7 +10,6 @@ settings stand under its name.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import sys
@@ -126,6 +125,8 @@ def picture(graph: Graph | Position, direction: Literal["LR", "TD"] = "LR") -> P
     """The picture of any compiled graph, or of a walk: of the graph in which it stands, with its place and its way."""
     if isinstance(graph, CompiledStateGraph):
         return Picture(graph, direction)
+    if not hasattr(graph, "here"):
+        raise UserError(f"picture takes a graph that build has made, or a walk; got {graph!r:.60}")
     return Picture(graph.here, direction, graph.next, graph.passes())
 
 
@@ -249,7 +250,7 @@ def _settings(part: Any) -> Iterator[tuple[str, str]]:
     """The fields of a node that are numbers, strings or booleans, with their values as text; models and memories are no settings."""
     for one in fields(part) if is_dataclass(part) else ():
         value = getattr(part, one.name)
-        if one.repr and isinstance(value, bool | int | float | str) and value not in ("", math.inf):
+        if one.repr and isinstance(value, bool | int | float | str) and value != "":
             yield one.name, f"{value:g}" if isinstance(value, float) else str(value)
 
 

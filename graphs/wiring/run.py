@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from operator import add
 from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
@@ -133,17 +133,7 @@ class TallyEpisode:
                 "unjudged": state.get("unjudged", ""),  # a checkpoint of an earlier version has none
                 "steps": state["step"],
                 "head": state["head"],
-                "calls": usage.calls,
-                "input_tokens": usage.input_tokens,
-                "output_tokens": usage.output_tokens,
-                "refreshes": usage.refreshes,
-                "malformed": usage.malformed,
-                "studied": usage.studied,
-                "unreadable": usage.unreadable,
-                "lost_steps": usage.lost_steps,
-                "refused": usage.refused,
-                "filtered": usage.filtered,
-                "cut_off": usage.cut_off,
+                **asdict(usage),
             }
         )
         self.log.sync()

@@ -195,8 +195,8 @@ async def test_a_graph_is_the_node_of_another(one: Case) -> None:
     assert one.result(await last_event(parent, one.input)) == expected
 
 
-@pytest.mark.filterwarnings("ignore:This API is in beta")
-def test_a_graph_is_a_tool() -> None:
+@pytest.mark.filterwarnings("error:This API is in beta")
+def test_a_graph_is_a_tool_without_a_warning() -> None:
     graph = case("static").graph
     played = graph.as_tool(name="play", description="Play once", arg_types={"task": Task, "run": str, "episode": int})
     assert played.invoke(EPISODE)["score"] == graph.invoke(EPISODE)["score"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...memory.errors import UserError
+from ...memory.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:  # half a second to import, for a name
     from langchain_core.language_models import BaseChatModel
@@ -115,7 +115,7 @@ def _checkpoint(spec: str) -> str:
     if spec == "guard":
         return str(GUARD)
     if kind != "local" or not name:
-        raise UserError(f"there is no model {spec!r}; there are {', '.join(MODELS)}")
+        raise UserError(f"there is no model {spec!r}{did_you_mean(spec, MODELS) or '; there are ' + ', '.join(MODELS)}")
     if not name.startswith(("/", ".", "~")):
         return name
     folder = Path(name).expanduser()
@@ -132,6 +132,8 @@ def _open_api(name: str, settings: dict[str, Any], base_url: str | None, timeout
             f"model 'openai:{name}' needs OPENAI_API_KEY in the environment; "
             "or give the base_url of a server without keys, or use 'pocket' or 'local:PATH'"
         )
+    if base_url and not base_url.startswith(("http://", "https://")):
+        raise UserError(f"the base URL of model 'openai:{name}' begins with http:// or https://, got {base_url}")
 
     from pydantic import SecretStr
 

@@ -112,7 +112,7 @@ def test_a_run_at_work_is_looked_at_and_not_written_to(run: Path, say: Say, tmp_
         ("export {run}", "needs FILE: The file to write"),
         ("export {run} x.txt", "whose name ends in .yaml"),
         ("export {run} x.yaml --version r/9", "there is no version 'r/9'"),
-        ("export {run} x.yaml --verse r/9", "there is no --verse; did you mean --version.; there are --version, --description"),
+        ("export {run} x.yaml --verse r/9", "there is no --verse; did you mean --version."),
         ("export {yaml} x.yaml --version r/9", "has no version 'r/9'"),
         ("rollback {run} r/9", "there is no version 'r/9'"),
         ("rollback {yaml} r/0", "has no version 'r/0'"),

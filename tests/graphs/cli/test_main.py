@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from flat_rows import flat
-from in_process import draw_pictures, play_in_process
+from in_process import draw_pictures
 
 from learngraph.graphs import arms
 from learngraph.graphs.adamem import AdaMEM
@@ -39,13 +39,6 @@ from learngraph.tools.environments.keyword_keep import KeywordKeep
 TOY = ["--env", "toy", "--prior", "uniform"]
 
 
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Runs are played in this process, in a directory of their own; starting workers takes seconds."""
-
-    return play_in_process(monkeypatch, tmp_path)
-
-
 def objects(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
@@ -61,22 +54,21 @@ def objects(text: str) -> list[dict[str, Any]]:
             "run",
             "there are jitrl, icrl, adamem, training-free-grpo, react, cot, long-cot, tool-agent, best-of-n, self-refine, reflexion, synapse, ",
         ),
-        ("run jitlr", "there are adamem, awm, best-of-n, cot, evotest, grpo, icrl, jitrl, "),
-        ("run jitrl --compare jitlr", "there are adamem, awm, best-of-n, cot, evotest, grpo, icrl, jitrl, "),
+        ("run nothing", "there are adamem, awm, best-of-n, cot, evotest, grpo, icrl, jitrl, "),
+        ("run jitrl --compare jitlr", "no method is called 'jitlr'; did you mean jitrl?"),
         ("run jitrl --env nowhere", "there are toy, twx:coin"),
         ("run jitrl --env twx:nowhere", "twx:coin"),
         ("run jitrl --env toy?rooms=3", "no setting 'rooms'"),
         ("run jitrl --env toy --model nobody", "there are pocket, guard, local:PATH_OR_NAME, openai:MODEL"),
         ("run jitrl --bata 3", "--beta"),
         ("run static --beta 3", "--temperature"),
-        ("run jitrl --beta much", "--beta: could not convert"),
+        ("run jitrl --beta much", "--beta takes a number, got 'much'"),
+        ("run jitrl --model pokcet", "no model 'pokcet'; did you mean pocket?"),
+        ("run jitrl --model openai:m --base-url 127.0.0.1", "begins with http:// or https://, got 127.0.0.1"),
         ("run jitrl --policy best", "verbalized"),
         ("run jitrl:best", "default, paper, paper-equations, paper-web, reference"),
         ("run static:paper", "it has default, and static?SETTING=VALUE"),
-        (
-            "run icrl?rewads=zero",
-            "icrl has no setting 'rewads'; did you mean rewards?; it has temperature, wording, instruction, ",
-        ),
+        ("run icrl?rewads=zero", "icrl has no setting 'rewads'; did you mean rewards?"),
         ("run icrl --env toy --compare icrl:short", "icrl has no preset 'short'"),
         ("run icrl --env toy --prior uniform --max-memory-tokens -1", "max_memory_tokens"),
         ("run icrl --env toy --judge rule", "toy has no rule to judge by"),
@@ -92,7 +84,7 @@ def objects(text: str) -> list[dict[str, Any]]:
         ("run jitrl --env toy --prior uniform --gamma 2", "gamma"),
         ("run jitrl --env toy --prompts nowhere", "nowhere"),
         ("draw", "there are jitrl"),
-        ("draw jitlr -o x.svg", "there are adamem, awm, best-of-n, cot, evotest, grpo, icrl, jitrl, "),
+        ("draw nothing -o x.svg", "there are adamem, awm, best-of-n, cot, evotest, grpo, icrl, jitrl, "),
         ("draw jitrl -o x.pdf", ".svg, .png or .mmd"),
         ("draw nowhere:graph", "the module nowhere, which cannot be imported"),
         ("draw ./nothing.py:graph", "there is no file ./nothing.py"),
