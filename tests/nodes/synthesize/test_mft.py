@@ -172,19 +172,8 @@ STEPS = [
 def test_a_pair_for_each_strategy_of_a_finished_episode() -> None:
     (first, second), undrafted = mft.collect_pairs(STEPS, "r/0", 10.0, solved=10.0, domain="toy")
     assert undrafted == 1
-    assert first == Pair(
-        id="r/0/1",
-        prompt=(("system", "Advise."), ("user", "Task: t\nStrategy:")),
-        reply="Strategy: door black mist",
-        strategy="door black mist",
-        author="model",
-        tentative="fern",
-        action="mist",
-        score=10.0,
-        solved=10.0,
-        task="keep-train-0",
-        domain="toy",
-    )
+    told = {"prompt": (("system", "Advise."), ("user", "Task: t\nStrategy:")), "reply": "Strategy: door black mist"}
+    assert first == replace(PAIR, id="r/0/1", **told, task="keep-train-0", domain="toy")
     assert (second.id, second.action) == ("r/0/2", "lamp")
     assert mft.step_set([first, second]) == [first]
 
