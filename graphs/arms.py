@@ -188,7 +188,7 @@ def blueprint(method: str, settings: Any = None, **build: Any) -> Any:
     from ..nodes.act.policies import LocalPolicy, act_policy
     from ..nodes.prompt import Prompt
     from .methods import find_method
-    from .wiring.inputs import MethodInputs
+    from .wiring.inputs import MethodInputs, Prompting
 
     settings = method_settings(method) if settings is None else settings
     # Files change nothing in the picture, and may not be here.
@@ -203,6 +203,7 @@ def blueprint(method: str, settings: Any = None, **build: Any) -> Any:
         make_policy=lambda seen: LocalPolicy(absent, seen, prompt),
         model=cast(Any, object()),  # never asked
         make_writing_policy=lambda seen, style: act_policy(absent, seen, style.action_prompt),
+        prompting=Prompting(window=cast(Any, float("inf"))),  # a model's, and no picture shows one that is not known
     )
     return find_method(method).build(inputs, settings, **build)
 

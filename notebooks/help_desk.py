@@ -81,9 +81,6 @@ class GuessingClerk(BaseChatModel):
     def say(self, messages: Sequence[BaseMessage]) -> AIMessage:
         """The reply to these messages."""
         number = next(self._numbers)  # samples are asked for from several threads
-        if str(messages[0].text).startswith("An agent with tools is talking"):
-            listed = re.findall(r"^- (resolve\(.*\))$", str(messages[-1].text), re.MULTILINE)
-            return AIMessage("All may be right. " + json.dumps({"options": [{"action": a, "confidence": 25} for a in listed]}))
         start = max(n for n, m in enumerate(messages) if isinstance(m, HumanMessage))
         order = re.search(r"order (\w+)", messages[start].text)
         results = [m for m in messages[start:] if isinstance(m, ToolMessage)]

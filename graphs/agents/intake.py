@@ -21,14 +21,21 @@ from langchain_core.messages import AnyMessage, HumanMessage
 from ...memory.conversations.messages import StateKey, last_user_message
 from ...memory.conversations.recorded import ConversationSource, RecordedConversation
 from ...memory.conversations.screen import Screen, Suspicion
-from ...memory.conversations.store import IMPORTED, Conversation, ExportedConversation, Rating, Turn, finite_reward
-from ...memory.conversations.trials import MemoryTrial
+from ...memory.conversations.store import (
+    IMPORTED,
+    Conversation,
+    ConversationStore,
+    ExportedConversation,
+    Rating,
+    Turn,
+    finite_reward,
+)
 from ...memory.display import with_interval
 from ...memory.errors import UserError, plural
 from ...memory.records import Task, Trajectory
 from ...memory.storage.record_store import BadRecord, read_jsonl
 from .agent_identity import DOMAIN
-from .lift import TrialLedger
+from .lift import TrialLedger, unrated_draws
 from .reward_sources import RewardScale, RewardSource, describe_source, read_reward
 from .scope_values import AgentScope
 
@@ -177,11 +184,12 @@ def days_before(at: str, days: float) -> str:
         raise UserError(f"a time is written as 2026-11-01 or 2026-11-01T12:00:00+01:00, got {at!r}") from error
 
 
-def write_lift(source: ConversationSource, trials: Sequence[MemoryTrial], traces: Mapping[str, str]) -> tuple[str, ...]:
+def write_lift(source: ConversationSource, kept: ConversationStore, traces: Mapping[str, str]) -> tuple[str, ...]:
     """Write the lift of each method's memory as a score on the last trace of its newest trial's thread; returns that in words."""
-    said = []
+    said, trials = [], kept.trials.all()
     for method in sorted({one.id.partition("/")[0] for one in trials}):
         ledger = TrialLedger(method)
+        ledger.unrated = unrated_draws(kept, method)
         ledger.add(trials)
         known = [one for one in trials if one.id.startswith(f"{method}/") and traces.get(one.thread)]
         if (row := ledger.lift().memory) is not None and known:

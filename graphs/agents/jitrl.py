@@ -7,8 +7,8 @@ A capable model knows more than a memory of rewards does. So memory advises it f
     recall     the decisions that were taken where conversations read as this one does now, and what they earned
     advise     the model reads these, in words, and answers (nodes/prompts/jitrl/chat_advice.md)
     propose    where it takes a decision, `samples` replies are drawn: in one request, if it takes `n`. Its proposals are the decisions
-               that it makes at least half as often as chance would. Their logits are the logs of their shares (or what it says
-               of each, see `candidates`)
+               that it makes at least half as often as chance would. Their logits are the logs of their shares (or the server's
+               log-probabilities, see `candidates`)
     choose     among several proposals by the nodes of JitRL's graph (graphs/jitrl.py): advise, modulate, choose
     overrule   a decision that it did not propose is taken only where the turn has come exactly this far before, with the same
                decisions, and earned more there than what the model prefers, by two standard errors where it is certain
@@ -27,7 +27,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Unpack, get_args
@@ -35,7 +35,6 @@ from typing import Any, ClassVar, Literal, Unpack, get_args
 from langchain.agents.middleware import ModelRequest
 from langchain.agents.middleware.types import ModelResponse
 from langchain_core.messages import AIMessage, ToolCall
-from langchain_core.runnables import Runnable, RunnableLambda
 from langgraph.store.base import BaseStore
 
 from ...memory.conversations.messages import last_user_message, steps, text_read, without_values
@@ -45,7 +44,6 @@ from ...memory.records import Candidate, Neighbour, Observation, Trajectory, Tra
 from ...memory.search.similarity import Similarity
 from ...nodes.act.advantage import action_values
 from ...nodes.act.choose import softmax
-from ...nodes.act.policies import LocalPolicy, OptionsView, Scorer, steps_text, verbalized_policy
 from ...nodes.fence import escape_tags
 from ...nodes.prompt import Prompt
 from ...nodes.text import trim_middle
@@ -73,9 +71,7 @@ from .tool_decisions import (
 __all__ = ["JitRLMiddleware"]
 
 LOG = logging.getLogger(__name__)
-CandidateSource = Literal["samples", "logprobs", "confidences", "scores"]
-MOST_OPTIONS = 5
-"""Calls that the model is asked to name with its confidence."""
+CandidateSource = Literal["samples", "logprobs"]
 MIN_SIMILARITY = 0.9
 """The least similarity of texts that count as the same situation."""
 UNTRIED_SHARE = 0.5
@@ -93,9 +89,7 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         samples: times that the model is asked at a decision, at the temperature that it has.
         candidates: where the candidates and their logits come from. `samples`: the model's calls, and the logs of their shares.
             `logprobs`: its calls, and the log-probabilities that the server gives for the replies (the model has to ask for them:
-            `logprobs=True`). `confidences`: all calls that the schemas of the deciding tools allow, and what the model says of each when
-            it is asked in words (nodes/prompts/agents/options.md). `scores`: the same calls, scored as replies by a local model.
-        scorer: the model of `scores`, with a method `score` (`learngraph.tools.local`); the agent's own if not given.
+            `logprobs=True`).
         settings: JitRL's. The default compares states by the words of `state_key`, which in prose are hardly ever the same: a
             `state_key` that names the kind of issue, a smaller `min_similarity`, or embeddings are what makes states alike. Not
             given, `state_key` is the user's first message and the turn's last results without words that have a digit. It
@@ -114,7 +108,6 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         decide: Sequence[str] | Mapping[str, Sequence[str]],
         samples: int = 4,
         candidates: CandidateSource = "samples",
-        scorer: Scorer | None = None,
         settings: JitRL | None = None,
         similarity: Similarity | None = None,
         **options: Unpack[LearnerOptions],
@@ -131,7 +124,7 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         if self.settings.advantage_estimator != "guarded":
             raise UserError("the middleware has our own estimator, guarded; the paper's are for graphs/jitrl.py")
         self._advice_prompt = Prompt.load("jitrl/chat_advice")
-        self.decisions, self.samples, self.candidates, self.scorer = ToolDecisions(decide), samples, candidates, scorer
+        self.decisions, self.samples, self.candidates = ToolDecisions(decide), samples, candidates
 
     def make_index(self) -> DecisionMemory:
         """A memory of returns that compares states as the settings say."""
@@ -169,7 +162,7 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         knows = bool(state["neighbours"]) and place.trial.is_advised
         if knows:  # what may be replaced is not shown to a client before it is sure
             guided = guided.override(model=not_streamed(request.model))
-        draws = self.samples if knows and self.candidates in ("samples", "logprobs") else 1
+        draws = self.samples if knows else 1
         first, *more = yield from ask_for_samples(PendingCall([guided], section=section, sources=sources), draws, request.model)
         made = self._decisions(first)
         if not made:
@@ -187,17 +180,13 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         states = list[dict[str, Any]]()
         for number, (form, _) in enumerate(made):  # several decisions of one message are taken one after the other
             forms, logits = {str(form): form}, {str(form): 0.0}
-            if knows and self.candidates in ("confidences", "scores") and len(others := self.decisions.alternatives(form)) > 1:
-                found = yield PendingCall(runnable=self._policy(request), input=self._policy_input(request, place, others))
-                forms = {str(one): one for one in others} | forms
-                logits = {c.action: c.logit for c in found["candidates"] if c.action in forms} or logits
-            elif knows and self.candidates in ("samples", "logprobs"):
+            if knows:
                 logits = self._logits(proposed, number)
                 forms |= {str(other): other for one in proposed for other, _ in [self._decisions(one)[number]]}
-            arguments = {call["name"]: call["args"] for one in reversed(proposed) for _, call in [self._decisions(one)[number]]}
+            calls = [self._decisions(one)[number] for one in reversed(proposed)]
+            arguments = {name: call["args"] for other, call in calls for name in (call["name"], str(other))}
             before = (*state["before"], *(one["action"] for one in states))
-            decided = self._decide({**state, "first": str(form), "before": before}, arguments, logits, forms, memory)
-            states.append((yield from self._filled_in(guided, decided)))
+            states.append(self._decide({**state, "first": str(form), "before": before}, arguments, logits, forms, memory))
         taken = [one["action"] for one in states]
         response = next((one for one in proposed if [str(form) for form, _ in self._decisions(one)] == taken), None)
         return Advice(response or self._calls_from_memory(states, first), decision_entry(states, place.step))
@@ -238,45 +227,6 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         for action, response in zip(actions, proposed, strict=True):
             found[action] = max(log_probability(response.result[0]), found.get(action, -math.inf))
         return found
-
-    def _policy(self, request: ModelRequest[Any]) -> Runnable[Any, Any]:
-        """The policy that weighs all calls which the schema allows: a node of the other graphs, with a view of this conversation."""
-        if self.candidates == "scores":
-            scorer = self.scorer or request.model
-            if not hasattr(scorer, "score"):
-                raise UserError(
-                    f"candidates='scores' needs a model with a method score, such as a local one; {type(scorer).__name__} has none: "
-                    "give scorer=, or take 'samples'"
-                )
-            return RunnableLambda(LocalPolicy(scorer, _view, Prompt.load("agents/score")))
-        return verbalized_policy(
-            not_streamed(request.model), OptionsView(_view, "agents/options", MOST_OPTIONS, listed="agents/calls")
-        )
-
-    def _filled_in(self, request: ModelRequest[Any], state: dict[str, Any]) -> Generator[PendingCall, Any, dict[str, Any]]:
-        """The channels of a decision, for which the model writes the call if it has written none with the tool; its own if it does not."""
-        form: DecisionForm = state["forms"][state["action"]]
-        is_known = self.decisions.complete(form, state["arguments"].get(form.tool, {})) is not None
-        if state["action"] == state["first"] or is_known:
-            return state
-        try:
-            (response,) = yield PendingCall([request.override(tool_choice=form.tool)], may_fail=True)
-            written = {call["name"]: call["args"] for _, call in self._decisions(response)}.get(form.tool, {})
-        except Exception as error:
-            LOG.warning("%s: the model cannot be asked for a call of %s: %s", self.method, form.tool, error)
-            written = {}
-        if self.decisions.complete(form, written) is None:
-            return {**state, "action": state["first"], "overruled": False}
-        return {**state, "arguments": {**state["arguments"], form.tool: written}}
-
-    def _policy_input(self, request: ModelRequest[Any], place: Place, alternatives: Sequence[DecisionForm]) -> dict[str, Any]:
-        return {
-            "task": place.task,
-            "step": place.step,
-            "brief": request.system_prompt or "",
-            "messages": request.messages,
-            "observation": Observation(text_read(request.messages), tuple(map(str, alternatives))),
-        }
 
     def _recall(self, request: ModelRequest[Any], place: Place, memory: DecisionMemory) -> dict[str, Any]:
         """The channels of JitRL's graph after `recall`, with the nodes that follow."""
@@ -387,13 +337,8 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         for call in message.tool_calls:
             if self.decisions.form(call) is not None and (state := next(taken))["action"] != state["first"]:
                 form: DecisionForm = state["forms"][state["action"]]
-                complete = self.decisions.complete(form, state["arguments"].get(form.tool, {})) or {}
+                known = state["arguments"].get(str(form)) or state["arguments"].get(form.tool, {})
+                complete = self.decisions.complete(form, known) or {}
                 call = ToolCall(name=form.tool, args=complete, id=call["id"], type="tool_call")
             calls.append(call)
         return ModelResponse([AIMessage("", tool_calls=calls, id=f"{message.id}-learned")], first.structured_response)
-
-
-def _view(state: Mapping[str, Any]) -> dict[str, str]:
-    """The values of the policies' prompts: what the agent was told, what it did, and what it has just read."""
-    done = steps_text(steps(state["messages"], text_read)) if state["messages"] else ""
-    return {"brief": state["brief"], "instruction": "", "steps": done, "observation": state["observation"].text}

@@ -79,7 +79,7 @@ class LearnerOptions(ScopeOptions, total=False):
 
     reward: RewardSource | None
     next_turn: RewardSource | None
-    reviews: bool
+    reviews: bool | Sequence[str]
     place: AdvicePlace | None
     max_added_tokens: int | None
 
@@ -94,7 +94,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         next_turn: a source that sees the user's next message as well, and rates the turn before it. It decides by a signal that the
             user did not mean as feedback: `explain` shows what it decided.
         reviews: whether a person's edit or rejection of a tool call (HumanInTheLoopMiddleware) is feedback on the turn by itself,
-            until somebody rates it.
+            until somebody gives it a reward. Names of tools: so is a call of these that a person let pass, since he sees them all.
         place: advice is given when it changes (`turn`), or once a thread (given_advice.py). None: as suits the method.
         max_added_tokens: tokens that advice may add to the prompts of a conversation, in all of its turns together, by an upper
             estimate: what is worth least is left out first. None: as many as the method's own limits allow.
@@ -110,7 +110,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         *,
         reward: RewardSource | None = None,
         next_turn: RewardSource | None = None,
-        reviews: bool = True,
+        reviews: bool | Sequence[str] = True,
         place: AdvicePlace | None = None,
         max_added_tokens: int | None = None,
         **options: Unpack[ScopeOptions],
@@ -329,10 +329,13 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             place = self._place(state, runtime)
             self._record(place, state["messages"], state.get("learning") or [], run_id(runtime))
             turn = state["messages"][last_user_message(state["messages"]) :]
-            found = review_rating(turn, self.rewards.least, self.rewards.most) if self._reviews else None
-            conversations = self._memory(place.scope).conversations
-            if found and all(one.turn != place.turn or one.source == "reviewer" for one in conversations.ratings(place.thread)):
-                self._add_review(place, found)
+            tools = () if isinstance(self._reviews, bool) else self._reviews
+            found = review_rating(turn, self.rewards.least, self.rewards.most, tools) if self._reviews else None
+            ratings = self._memory(place.scope).conversations.ratings(place.thread) if found else ()
+            before = next((one for one in ratings if one.turn == place.turn), None)
+            if found and (before is None or before.reward is None or before.source == "reviewer"):
+                said, words = before.text if before else "", found[1]  # a comment on a call that waited stays
+                self._add_review(place, (found[0], said if words in said else "; ".join(filter(None, (said, words)))))
         except ScopeError:
             raise
         except Exception as error:  # a store that is down must not take the answer from the user

@@ -3,15 +3,21 @@
 A thread's draw is a hash of its id, so that restarts and processes agree. It counts from the first call at which memory has something,
 and its probabilities are kept with the entry (memory/conversations/trials.py). Intervals hold at any time one looks
 (nodes/evaluate/confidence_sequences.py): an item is retired as soon as its upper end is below `min_lift`.
+
+Only rated conversations have a reward, and advice may change who is rated: an agent that errs less is corrected less, and what is left of
+its errors are the hard ones. Where the shares of both arms that are rated differ by more than `CHANCE` standard errors, the rewards say
+nothing of the rest: the interval is all that rewards allow, and nothing is retired.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
+from ...memory.conversations.store import ConversationStore
 from ...memory.conversations.trials import MemoryTrial
 from ...memory.display import markdown_table, with_interval
 from ...memory.errors import UserError, plural
@@ -21,6 +27,8 @@ from ...nodes.evaluate.statistics import Interval, mean
 __all__ = ["Lift", "LiftRow", "ThreadTrial", "TrialLedger", "TrialPlan"]
 
 MOST_SHARE = 0.5
+CHANCE = 1.5
+"""Standard errors by which the shares of two arms that are rated may differ by chance."""
 MOST_ITEM_CHARS = 80
 """Characters of a text by which an item of memory is named."""
 
@@ -75,6 +83,10 @@ class LiftRow:
     lift: float
     interval: Interval
     """95 %, at all times together."""
+    rated: tuple[float, float] = (1.0, 1.0)
+    """Share of the conversations with it that are rated, and of those without."""
+    is_selected: bool = False
+    """True: these shares differ by more than chance, so that the lift cannot be told."""
 
 
 @dataclass(frozen=True)
@@ -94,17 +106,23 @@ class Lift:
 
     def table(self) -> str:
         """A Markdown table: the memory, then its items."""
-        lines = [["", "trials", "without", "lift", ""]]
+        lines = [["", "trials", "without", "rated with and without", "lift", ""]]
         for row in ([self.memory] if self.memory else []) + list(self.items):
-            note = "retired" if row.name in self.retired else ""
-            lines.append([row.name, str(row.trials), str(row.without), with_interval(row.lift, row.interval), note])
+            note = "retired" if row.name in self.retired else "cannot be told" if row.is_selected else ""
+            lift, (one, none) = with_interval(row.lift, row.interval), row.rated
+            lines.append([row.name, str(row.trials), str(row.without), f"{one:.0%}, {none:.0%}", lift, note])
         return markdown_table(lines)
 
     def __str__(self) -> str:
         if self.memory is None and not self.items:
-            return f"{self.method}: no trials are rated yet: give control=0.1 or holdout=0.05, and feedback"
-        cost = f"advice costs {self.tokens:,.0f} tokens a conversation"
-        return f"{self.method}: {cost}; {plural(len(self.harmed), 'conversation')} with it earned less than the control\n{self.table()}"
+            words = "then feedback on conversations for which memory had something"
+            return f"{self.method}: no trial is rated yet: give control=0.1 or holdout=0.05, {words}"
+        said = f"{plural(len(self.harmed), 'conversation')} with it earned less than the control"
+        if self.memory is not None and self.memory.is_selected:
+            one, none = self.memory.rated
+            said = f"whether it helps cannot be told: {one:.0%} of the conversations with it are rated, and {none:.0%} of those without, "
+            said += "so the two kinds may differ; rate the others, too, such as calls that a person let pass (reviews=[TOOL])"
+        return f"{self.method}: advice costs {self.tokens:,.0f} tokens a conversation; {said}\n{self.table()}"
 
     def _repr_markdown_(self) -> str:
         return self.table()
@@ -124,9 +142,19 @@ class TrialLedger:
         self._items = dict[str, dict[str, MemoryTrial]]()
         self.retired = dict[str, LiftRow]()
         """Item -> its lift when it was retired."""
+        self.unrated: Sequence[Mapping[str, Any]] = ()
+        """What was drawn for the conversations without a reward."""
+        self._doubted = dict[str, int]()
 
-    def add(self, trials: Iterable[MemoryTrial]) -> list[LiftRow]:
-        """Take in trials, in place of those of their ids; returns what is retired by them."""
+    def add(
+        self, trials: Iterable[MemoryTrial], unrated: Callable[[str], Sequence[Mapping[str, Any]]] | None = None
+    ) -> list[LiftRow]:
+        """Take in trials, in place of those of their ids; returns what is retired by them.
+
+        Args:
+            trials: of any method.
+            unrated: a method -> what was drawn for conversations without a reward, asked before something is retired.
+        """
         changed = set[str]()
         for one in trials:
             if one.id.startswith(f"{self.method}/"):
@@ -134,10 +162,18 @@ class TrialLedger:
                 if one.item:
                     self._items.setdefault(one.item, {})[one.id] = one
                     changed.add(one.item)
-        rows = [] if self.min_lift is None else [self._item_row(item) for item in sorted(changed - self.retired.keys())]
-        found = [row for row in rows if row.without and row.interval[1] < (self.min_lift or 0.0)]
+        found = self._bad_rows(changed - self.retired.keys())
+        found = [row for row in found if row.trials > 1.1 * self._doubted.get(row.name, 0)]  # to ask takes long
+        if found and unrated is not None:
+            self.unrated = unrated(self.method)
+            self._doubted |= {row.name: row.trials for row in found}
+            found = self._bad_rows({row.name for row in found})
         self.retired |= {row.name: row for row in found}
         return found
+
+    def _bad_rows(self, items: Collection[str]) -> list[LiftRow]:
+        rows = [] if self.min_lift is None else [self._item_row(item) for item in sorted(items)]
+        return [row for row in rows if row.without and row.interval[1] < (self.min_lift or 0.0)]
 
     def count(self, item: str) -> int:
         """The number of an item's trials."""
@@ -147,7 +183,8 @@ class TrialLedger:
         """The worth of the memory and of its items, by the trials."""
         advised = [one for one in self._trials.values() if one.is_advised]
         drawn = [one for one in self._trials.values() if one.share < 1]
-        memory = self._row("memory", drawn, [(one.is_advised, one.share) for one in drawn]) if drawn else None
+        others = [one["is_advised"] for one in self.unrated if one["share"] < 1]
+        memory = self._row("memory", drawn, [(one.is_advised, one.share) for one in drawn], others) if drawn else None
         rows = sorted((self._item_row(item) for item in self._items), key=lambda row: row.lift)
         without = dict[str, list[float]]()
         for one in drawn:
@@ -159,16 +196,26 @@ class TrialLedger:
 
     def _item_row(self, item: str) -> LiftRow:
         trials = list(self._items[item].values())
-        return self._row(item, trials, [(one.is_shown, one.item_share) for one in trials])
+        others = [one["is_shown"] for one in self.unrated if one.get("item") == item]
+        return self._row(item, trials, [(one.is_shown, one.item_share) for one in trials], others)
 
-    def _row(self, name: str, trials: Sequence[MemoryTrial], draws: Sequence[tuple[bool, float]]) -> LiftRow:
+    def _row(
+        self, name: str, trials: Sequence[MemoryTrial], draws: Sequence[tuple[bool, float]], unrated: Sequence[bool]
+    ) -> LiftRow:
         # Until a reward below 0 is seen, none is expected.
-        low = -1.0 if any(one.reward < 0 for one in self._trials.values()) else 0.0
+        least = -1.0 if any(one.reward < 0 for one in self._trials.values()) else 0.0
         pairs = sorted(zip(trials, draws, strict=True), key=lambda pair: (pair[0].at, pair[0].id))
-        rewards = [(one.reward - low) / (1 - low) for one, _ in pairs]
+        rewards = [(one.reward - least) / (1 - least) for one, _ in pairs]
         found = effect_interval(rewards, [drawn for _, (drawn, _) in pairs], [share for _, (_, share) in pairs])
-        size, without = 1 - low, sum(not drawn for drawn, _ in draws)
-        return LiftRow(name, len(pairs), without, size * found.mean, (size * found.low, size * found.high))
+        with_it = sum(drawn for drawn, _ in draws)
+        counts = [(with_it, sum(unrated)), (len(pairs) - with_it, len(unrated) - sum(unrated))]
+        sizes = [max(1, given + missing) for given, missing in counts]
+        one, none = (given / size for (given, _), size in zip(counts, sizes, strict=True))
+        share = min(1.0, len(pairs) / sum(sizes))
+        is_selected = abs(one - none) > CHANCE * math.sqrt(share * (1 - share) * sum(1 / size for size in sizes))
+        low, high = (-1.0, 1.0) if is_selected else (found.low, found.high)
+        interval = ((1 - least) * low, (1 - least) * high)
+        return LiftRow(name, len(pairs), counts[1][0], (1 - least) * found.mean, interval, (one, none), is_selected)
 
 
 @dataclass
@@ -210,6 +257,14 @@ class ThreadTrial:
             self.said.append(f"withheld, to see what it is worth: {self.record['item']}")
             out.add(self.record["item"])
         return out
+
+
+def unrated_draws(kept: ConversationStore, method: str) -> list[dict[str, Any]]:
+    """What was drawn of a method for each conversation that has no reward, and is not quarantined."""
+    known = {one.thread for one in kept.trials.all()} | {one.id for one in kept.open_quarantines()}
+    advice = ([entry for turn in one.turns for entry in turn.advice] for one in kept.turns.all() if one.id not in known)
+    drawn = ([one["trial"] for one in found if "trial" in one and one["method"] == method] for found in advice)
+    return [found[-1] for found in drawn if found]
 
 
 def retirement(row: LiftRow) -> str:

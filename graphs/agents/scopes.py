@@ -33,7 +33,7 @@ from ...memory.records import Trajectory
 from ...memory.telemetry import memory_names, span
 from .agent_identity import ROOT, AgentIdentity
 from .intake import Admitted, ImportReport, Intake, days_before, write_lift
-from .lift import Lift, TrialLedger, TrialPlan, retirement
+from .lift import Lift, TrialLedger, TrialPlan, retirement, unrated_draws
 from .reward_sources import RewardScale, RewardSource, rank_rewards, rating_text
 from .scope_values import AgentScope, ScopeValue, ThreadId
 from .status import LearnerStatus
@@ -320,7 +320,9 @@ class ScopedLearner(Generic[Index]):
     def lift(self, **scope: ScopeValue) -> Lift:
         """The worth of the memory of a scope and of each item in it, in reward, with 95 % intervals that hold whenever one looks."""
         ledger = TrialLedger(self.method, self.plan.min_lift)
-        ledger.add(self._conversations(scope).trials.all())
+        kept = self._conversations(scope)
+        ledger.unrated = unrated_draws(kept, self.method)
+        ledger.add(kept.trials.all())
         return ledger.lift()
 
     def quarantine(self, thread_id: ThreadId, reason: str, digest: str = "", **scope: ScopeValue) -> None:
@@ -331,7 +333,11 @@ class ScopedLearner(Generic[Index]):
             reason: why, for the person who looks at it.
             digest: of a text that was found in it: a thread that was released in spite of it stays so.
             scope: the values of the scope, as in `feedback`.
+
+        Raises:
+            UserError: nothing of the thread is recorded.
         """
+        self.conversation(thread_id, **scope)
         self.keep_out(self._labels(scope), str(thread_id), reason, digest)
 
     def keep_out(self, labels: tuple[str, ...], thread: str, reason: str, digest: str = "") -> None:
@@ -417,8 +423,7 @@ class ScopedLearner(Generic[Index]):
             if source.name and (newest := max([until, *(one.at for one in found)])):
                 self.agent.store.put(place, source.name, {"until": newest}, index=False)
         if write_back and not dry_run:
-            trials = self._memory(labels).conversations.trials.all()
-            report.written = write_lift(source, trials, {one.id: one.trace for one in found})
+            report.written = write_lift(source, self._memory(labels).conversations, {one.id: one.trace for one in found})
         return report
 
     def _take_in(self, labels: tuple[str, ...], found: Sequence[Admitted]) -> int:
@@ -626,6 +631,6 @@ class ScopedLearner(Generic[Index]):
             threads = dict.fromkeys(one.run for one in changed)
             found = [memory.conversations.trials.get(f"{self.method}/{thread}") for thread in threads]
             trials = [one for one in found if one is not None]
-        for row in (retired := memory.ledger.add(trials)):
+        for row in (retired := memory.ledger.add(trials, partial(unrated_draws, memory.conversations))):
             LOG.warning("%s: retired %s", self.method, retirement(row))
         return None if retired else changed

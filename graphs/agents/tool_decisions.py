@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import islice, product
 from statistics import fmean
 from typing import Any
 
@@ -164,38 +163,6 @@ class ToolDecisions:
             if name not in schema or (values is not None and value not in values):
                 return None
         return {**{name: arguments[name] for name in form.left_out}, **dict(form.chosen)}
-
-    def alternatives(self, form: DecisionForm, most: int = 64) -> list[DecisionForm]:
-        """All decisions that could be taken in the place of one: those with its tool and arguments, then those with other tools.
-
-        Of another tool they are the calls with the arguments that it requires; a tool without lists of their values has none, and so have
-        tools beyond `most` decisions.
-
-        Raises:
-            UserError: an argument of this decision that says what is done has no list of values, or there are more than `most`.
-        """
-        found = self._calls(form.tool, [name for name, _ in form.chosen], form.left_out, most)
-        if isinstance(found, str):
-            raise UserError(
-                f"the tool {form.tool} lists no values for {found!r}, so its calls cannot be enumerated; give it a Literal type, or take candidates='samples'"
-            )
-        if len(found) > most:
-            raise UserError(f"the tool {form.tool} has more than {most} calls to weigh; take candidates='samples'")
-        for tool in self._schemas:
-            if tool in self._open and tool != form.tool:
-                saying = [name for name in self._required[tool] if name in self._saying[tool]]
-                others = self._calls(tool, saying, tuple(name for name in self._required[tool] if name not in saying), most)
-                found += others if not isinstance(others, str) and len(found) + len(others) <= most else []
-        return found
-
-    def _calls(self, tool: str, saying: Sequence[str], left_out: tuple[str, ...], most: int) -> list[DecisionForm] | str:
-        """The first `most` + 1 decisions with these arguments, in the order of the listed values; or the name of an argument without a list."""
-        lists = []
-        for name in saying:
-            if (values := listed_values(self._schemas[tool].get(name, {}))) is None:
-                return name
-            lists.append([(name, value) for value in values])
-        return [DecisionForm(tool, chosen, left_out) for chosen in islice(product(*lists), most + 1)]
 
     def _arguments_of_decision(self, tool: str) -> list[str]:
         if isinstance(self.decide, Mapping):

@@ -282,8 +282,13 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
         """As `ScopedLearner.forget`; lessons of comparisons that one of these threads was in are taken out of all versions."""
         labels = self._labels(scope)
         groups = self._groups(labels, None if threads is None else list(map(str, threads)))
+        if threads is None:
+            self._erase(labels, groups)  # for those who hold the library, which goes as a whole
         count = super().forget(threads, **scope)
-        self._erase(labels, groups)
+        if threads is None:
+            self._versions.pop(labels, None)
+        else:
+            self._erase(labels, groups)
         return count
 
     def keep_out(self, labels: tuple[str, ...], thread: str, reason: str, digest: str = "") -> None:

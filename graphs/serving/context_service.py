@@ -134,4 +134,4 @@ class ContextService(Service):
         scope = {"tenant": tenant, "adapter": adapter}
         self._metrics.held.labels(tenant, adapter).set(len(self._learner.quarantine_reasons(**scope)))
         if self._learner.plan.is_on and (memory := self._learner.lift(**scope).memory) is not None:
-            self._metrics.lift.labels(tenant, adapter).set(memory.lift)
+            self._metrics.lift.labels(tenant, adapter).set(float("nan") if memory.is_selected else memory.lift)

@@ -147,7 +147,7 @@ class WalkSession:
             "count": len(branch.path),
             "place": branch.place,
             "graph": self._graph_of(branch),
-            "inside": [f"{one.node} {one.number}" for one in branch.walk.inside],
+            "inside": [f"{one.node}, invocation {one.number + 1}" if one.number else one.node for one in branch.walk.inside],
             "what_if": branch.walk.branch is not None,
             "questions": [
                 {"id": id, "text": question_text(asked), "form": answer_form(asked, branch.walk.here)}

@@ -21,13 +21,14 @@ from .arrows import Finding, Wiring, closure
 
 __all__ = []
 
+PACKAGE = __name__.partition(".")[0] + "."
+
 
 def find_missing(wiring: Wiring, builder: StateGraph[Any, Any, Any, Any]) -> list[Finding]:
     """The channels that nodes and routers read before anything can have written them, each with its line."""
-    if builder.input_schema is builder.state_schema:
-        return []
     known = {name: _channels(node) for name, node in wiring.nodes.items()}
-    if unread := _unread(wiring, builder, known):
+    unread = _unread(wiring, builder, known)
+    if unread or builder.input_schema is builder.state_schema:
         return unread
     given = set(builder.schemas[builder.input_schema])
     given |= {name for name, channel in builder.channels.items() if channel.is_available()}  # a reducer starts empty
@@ -40,8 +41,8 @@ def find_missing(wiring: Wiring, builder: StateGraph[Any, Any, Any, Any]) -> lis
             return
         for channel in sorted(channels.needs - given):
             if not any(channel in known[node].writes for node in before):
-                later = [node for node in known if channel in known[node].writes and node != name]
-                places = [f"{_list(later)} in this drawing, but later"] if later else []
+                later = [f"'{node}'" for node in known if channel in known[node].writes and node != name]
+                places = [f"{' and '.join(later)} in this drawing, but later"] if later else []
                 places += [", ".join(writers_in_catalogue(channel))] if writers_in_catalogue(channel) else []
                 hint = f"; these nodes write it: {'; '.join(places)}" if places else "; no node that is known writes it"
                 line = wiring.lines.get(name, 0)
@@ -67,20 +68,19 @@ def _unread(wiring: Wiring, builder: StateGraph[Any, Any, Any, Any], known: Mapp
     for name, one in known.items():
         plain = [channel for channel in sorted(one.writes) if not _starts_empty(builder, channel)]
         lost = [channel for channel in plain if channel not in state or (channel not in read and not may_read_more)]
-        if plain and lost == plain and not one.is_open:
-            hints = [did_you_mean(channel, state - one.writes) for channel in lost]
-            said = f"writes {' and '.join(f'`{channel}`' for channel in lost)}, which no node reads"
-            found.append(Finding(wiring.lines.get(name, 0), f"'{name}' {said}{next(filter(None, hints), '')}"))
+        hints = {channel: did_you_mean(channel, state - one.writes) for channel in lost}
+        is_ours = getattr(unwrap(wiring.nodes[name]), "__module__", "").startswith(PACKAGE)  # such are for states of many kinds
+        misspelt = [channel for channel in lost if hints[channel] and channel not in state and not is_ours]
+        if said := misspelt or (lost if lost == plain and not one.is_open else []):
+            words = f"{' and '.join(f'`{channel}`' for channel in said)}, which {'is no channel of the state' if misspelt else 'no node reads'}"
+            hint = next(filter(None, map(hints.get, said)), "")
+            found.append(Finding(wiring.lines.get(name, 0), f"'{name}' writes {words}{hint}"))
     return found
 
 
 def _starts_empty(builder: StateGraph[Any, Any, Any, Any], channel: str) -> bool:
     """True for a channel with a reducer, which adds up what many nodes write."""
     return channel in builder.channels and builder.channels[channel].is_available()
-
-
-def _list(names: Collection[str]) -> str:
-    return " and ".join(f"'{name}'" for name in names)
 
 
 def _channels(node: Any) -> NodeChannels:

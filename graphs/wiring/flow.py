@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -24,8 +23,7 @@ from langgraph.graph._node import StateNodeSpec
 from langgraph.graph.state import CompiledStateGraph
 from typing_extensions import TypedDict, is_typeddict
 
-from ...memory.errors import UserError
-from ...nodes.channels import node_channels, node_schemas
+from ...nodes.channels import node_schemas
 from .arrows import (
     ENDS,
     Branching,
@@ -198,9 +196,7 @@ def _assemble(builder: Builder, wiring: Wiring) -> Builder:
             known = isinstance(fan_out, KnownFanOut)
             path, leads = (fan_out.path, fan_out.leads) if known else (FanOutBranch(fan_out, targets), {})
             builder.add_conditional_edges(start, path, dict(leads) or list(targets))
-        node = unwrap(wiring.nodes.get(source))
-        is_open = inspect.isroutine(node) and node_channels(node).is_open
-        guard_arrows(builder, start, {ENDS.get(edge.target, edge.target) for edge in arrows if not edge.join}, is_open)
+        guard_arrows(builder, start, {ENDS.get(edge.target, edge.target) for edge in arrows if not edge.join})
     return builder
 
 
@@ -290,10 +286,7 @@ def compile_graph(
         drawing = write_flow(builder_edges(builder)) if flow is None else flow
         wiring, builder = _redrawn_wiring(builder, drawing, nodes or {}, {}, {}), _bare(builder, nodes or {})
         builder = _assemble(builder, _checked(wiring, builder))
-    try:
-        compiled = builder.compile(**options)
-    except TypeError as error:
-        raise UserError(f"{error}; settings are an object: build(inputs, JitRL(beta=3))") from error
+    compiled = builder.compile(**options)
     inputs = {name: value for name, value in vars(compiled).items() if name != "__orig_class__"}  # as `Pregel.copy` does
     return UnboundedGraph(**inputs).with_config(recursion_limit=1_000_000)
 

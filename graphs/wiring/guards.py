@@ -6,7 +6,7 @@ of the node's branches, and what a branch decided to that branch's writer; the g
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -30,8 +30,6 @@ class Arrows:
     source: str
     targets: Collection[str]
     """Names of the nodes that they lead to, as in LangGraph."""
-    channels: Set[str] = frozenset()
-    """The channels that the node may write, where its types do not say what it writes."""
 
     def check(self, target: str, what: str, remedy: str) -> None:
         """Refuse a move to a node that no arrow leads to.
@@ -47,17 +45,8 @@ class Arrows:
             f"Draw '{self.source} -.-> {target}', or give {remedy}"
         )
 
-    def check_send(self, send: Send) -> None:
-        """Refuse a Send of a branch past the arrows."""
-        self.check(send.node, "a Send", f"fan_outs={{'{self.source}': a function that returns Sends to nodes that are drawn}}")
-
     def check_commands(self, returned: Any) -> None:
         """Refuse Commands and Sends that a node returned past the arrows."""
-        update: Any = returned.update if isinstance(returned, Command) else returned
-        # A name that is close to no channel LangGraph leaves out, as others count on.
-        for name in update.keys() - self.channels if self.channels and isinstance(update, dict) else ():
-            if hint := did_you_mean(str(name), self.channels - update.keys()):
-                raise FlowError(f"'{self.source}' writes `{name}`, which is no channel of the state{hint}")
         if isinstance(returned, dict | None):
             return
         for one in returned if isinstance(returned, list | tuple) else (returned,):
@@ -88,10 +77,12 @@ class DrawnBranch(BranchSpec):
     def run(self, writer: Any, reader: Any = None) -> Any:
         """The branch's writer, as LangGraph asks for it."""
 
+        remedy = f"fan_outs={{'{self.arrows.source}': a function that returns Sends to nodes that are drawn}}"
+
         def write(packets: Any, static: bool = False) -> Any:
             for packet in packets:
                 if isinstance(packet, Send):
-                    self.arrows.check_send(packet)
+                    self.arrows.check(packet.node, "a Send", remedy)
             return writer(packets, static)
 
         return super().run(write, reader)
@@ -119,17 +110,15 @@ class _ReturnCheck(Runnable[Any, Any]):
         return self.invoke(input)
 
 
-def guard_arrows(builder: Builder, source: str, targets: Collection[str], is_open: bool) -> None:
+def guard_arrows(builder: Builder, source: str, targets: Collection[str]) -> None:
     """Let a node of a builder, or START, go along its arrows alone; its branches are there already.
 
     Args:
         builder: the builder.
         source: the name of the node, or START, as in LangGraph.
         targets: the names of the nodes that its arrows lead to.
-        is_open: True for a function whose types do not say what it writes.
     """
-    channels = frozenset(builder.channels if is_open else ())
-    arrows, branches = Arrows("START" if source == START else source, targets, channels), builder.branches[source]
+    arrows, branches = Arrows("START" if source == START else source, targets), builder.branches[source]
     for name, spec in branches.items():
         branches[name] = _guarded(
             DrawnBranch(spec.path, _DrawnOutcomes(arrows.source, spec.ends or {}), spec.input_schema), arrows

@@ -1,19 +1,24 @@
-"""The input of a graph, where it is the reason that the graph failed: in words, in place of a KeyError from within a node.
+"""What a graph is given, and what its nodes read and return, where it is wrong: in words, in place of an error from within LangGraph.
 
-It is looked at only then. A thread that goes on may be given less than its graph needs to begin with, so nothing can be refused
-beforehand.
+The input is looked at only when the graph failed. A thread that goes on may be given less than its graph needs to begin with, so
+nothing can be refused beforehand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from copy import copy
 from typing import Any, NotRequired, get_args, get_origin, get_type_hints
 
+from langgraph._internal._fields import get_cached_annotated_keys
 from langgraph._internal._runnable import RunnableCallable
+from langgraph.types import Command
 from typing_extensions import is_typeddict
 
 from ...memory.errors import UserError, did_you_mean
+from ...nodes.channels import NodeChannels, node_channels
+from .mermaid import FlowError
 
 __all__ = ["InputError"]
 
@@ -23,39 +28,59 @@ class InputError(UserError, ValueError):
 
 
 class ReadingNode(RunnableCallable):
-    """A node as LangGraph calls it: where it reads a channel that nothing has written, the error is a sentence."""
+    """A node as LangGraph calls it: where it reads what nothing has written, or writes what LangGraph leaves out, it says so."""
 
     channels: Collection[str]
+    typed: NodeChannels
 
     def invoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
         """The update that the node returns."""
-        try:
-            return super().invoke(input, config, **kwargs)
-        except KeyError as error:
-            self._explain(input, error)
-            raise
+        with self._explaining(input):
+            return self._checked(super().invoke(input, config, **kwargs))
 
     async def ainvoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
         """The update that the node returns."""
-        try:
-            return await super().ainvoke(input, config, **kwargs)
-        except KeyError as error:
-            self._explain(input, error)
-            raise
+        with self._explaining(input):
+            return self._checked(await super().ainvoke(input, config, **kwargs))
 
-    def _explain(self, state: Any, error: KeyError) -> None:
-        """Raise an `InputError` if the state lacks the key."""
-        key = error.args[0] if error.args else None
-        if not isinstance(key, str) or not isinstance(state, Mapping) or key in state:
-            return
-        hint = did_you_mean(key, self.channels)
-        if key in self.channels:
-            said = "which nothing has written: give it in the input, or draw a node before that writes it"
-        elif hint:
-            said = f"which is no channel of the state{hint}"
-        else:
-            return
-        raise InputError(f"'{self.name}' reads `{key}`, {said}; it was given {_list(state)}") from error
+    def _checked(self, returned: Any) -> Any:
+        """What the node returned, if LangGraph takes all of it.
+
+        Raises:
+            FlowError: it is no update, or has a key that is no channel, and that the node's types do not name either.
+        """
+        update = returned.update if isinstance(returned, Command) else returned
+        if not isinstance(update, dict):
+            parts = update if isinstance(update, list | tuple) else ()
+            is_known = any(isinstance(one, Command) for one in parts) or get_cached_annotated_keys(type(update))
+            if update is returned is not None and not is_known and "__root__" not in self.channels:
+                came = f"a {type(update).__name__} ({update!r:.60})"
+                said = f"and a node returns a dict of channels, such as {{{min(self.channels)!r}: ...}}, or None"
+                raise FlowError(f"'{self.name}' returned {came}, {said}")
+            return returned
+        for name in update.keys() - self.channels - self.typed.writes:
+            hint = did_you_mean(str(name), self.channels - update.keys())
+            if hint or not self.typed.is_open:  # of a node without types LangGraph leaves it out, as others count on
+                raise FlowError(f"'{self.name}' writes `{name}`, which is no channel of the state{hint}")
+        return returned
+
+    @contextmanager
+    def _explaining(self, state: Any) -> Iterator[None]:
+        """Raise an `InputError` in place of a KeyError where the state lacks the key."""
+        try:
+            yield
+        except KeyError as error:
+            key = error.args[0] if error.args else None
+            if not isinstance(key, str) or not isinstance(state, Mapping) or key in state:
+                raise
+            hint = did_you_mean(key, self.channels)
+            if key in self.channels:
+                said = "which nothing has written: give it in the input, or draw a node before that writes it"
+            elif hint:
+                said = f"which is no channel of the state{hint}"
+            else:
+                raise
+            raise InputError(f"'{self.name}' reads `{key}`, {said}; it was given {_list(state)}") from error
 
 
 def reading_node(node: Any, channels: Collection[str]) -> Any:
@@ -63,7 +88,7 @@ def reading_node(node: Any, channels: Collection[str]) -> Any:
     if not isinstance(node, RunnableCallable):
         return node
     reading: Any = copy(node)
-    reading.__class__, reading.channels = ReadingNode, channels
+    reading.__class__, reading.channels, reading.typed = ReadingNode, channels, node_channels(node.func or node.afunc)
     return reading
 
 

@@ -227,18 +227,10 @@ class MethodInputs:
     max_history_tokens: ClassVar[int] = 2**31
     """Tokens of the running attempt's steps in the prompt of a strategy."""
 
-    def __new__(cls, *parts: Any, **named: Any) -> Self:
-        """The inputs. Raises `UserError` for a name that is no input."""
-        known = [one.name for one in fields(cls) if one.init]
-        for name in named.keys() - set(known):
-            raise UserError(f"{cls.__name__} has no {name}; it has {', '.join(known)}")
-        return super().__new__(cls)
-
     def __post_init__(self) -> None:
         lost = [name for name in ("observe", "abstract") if not hasattr(self.environment, name)]
         if lost and self.environment is not None:  # a drawing has none
-            came = f"{self.environment!r:.60} has no {' and no '.join(lost)}"
-            raise UserError(f"environment is a world such as learngraph.open_environment('toy'); {came}")
+            raise UserError(f"environment is a world, and {self.environment!r:.60} has no {' and no '.join(lost)}")
         if self.judge is not None:
             object.__setattr__(self, "environment", without_verdicts(self.environment))
 

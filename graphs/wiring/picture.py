@@ -10,6 +10,7 @@ settings stand under its name.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -250,7 +251,7 @@ def _settings(part: Any) -> Iterator[tuple[str, str]]:
     """The fields of a node that are numbers, strings or booleans, with their values as text; models and memories are no settings."""
     for one in fields(part) if is_dataclass(part) else ():
         value = getattr(part, one.name)
-        if one.repr and isinstance(value, bool | int | float | str) and value != "":
+        if one.repr and isinstance(value, bool | int | float | str) and value not in ("", math.inf):
             yield one.name, f"{value:g}" if isinstance(value, float) else str(value)
 
 

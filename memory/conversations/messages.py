@@ -16,6 +16,7 @@ import ast
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
@@ -111,9 +112,7 @@ def text_read(read: Sequence[BaseMessage]) -> str:
 
 
 def steps(
-    messages: Sequence[AnyMessage | BaseMessage],
-    state_key: StateKey = goal_and_last_turn,
-    start: int = 0,
+    messages: Sequence[AnyMessage | BaseMessage], state_key: StateKey = goal_and_last_turn, start: int = 0
 ) -> tuple[Transition, ...]:
     """The steps of a conversation, each with a reward of 0: what was done after what was read.
 
@@ -174,15 +173,9 @@ def trajectory(
         raise UserError(f"asked for a conversation with an answer of the agent, got {len(messages)} messages without one")
     goal = next((_text(m) for m in messages if isinstance(m, HumanMessage)), "")
     last = messages[-1]
-    return Trajectory(
-        id=f"{run}/0",
-        task=task or Task(domain or "conversation", goal),
-        transitions=(*done[:-1], Transition(done[-1].state, done[-1].action, reward, done[-1].observation)),
-        run=run,
-        score=reward or 0.0,
-        domain=domain,
-        last_observation=_text(last) if isinstance(last, ToolMessage) else "",
-    )
+    rated = (*done[:-1], replace(done[-1], reward=reward))
+    made = Trajectory(f"{run}/0", task or Task(domain or "conversation", goal), rated, run=run, score=reward or 0.0)
+    return replace(made, domain=domain, last_observation=_text(last) if isinstance(last, ToolMessage) else "")
 
 
 def told_steps(done: Sequence[Transition], id: str = "") -> Iterator[tuple[Transition, list[AnyMessage], AIMessage]]:

@@ -26,6 +26,8 @@ FROM_TOOL = "[from "
 """The beginning of what stands for a value that a tool has said."""
 MOST_RESULT_CHARS, MOST_RESULT_WORDS = 200, 12
 """The length of a tool's result that is kept as it is; the words are those that it does not repeat from its call."""
+QUOTED_WORDS = 6
+"""Words in a row that only such a result has: where the agent's own text has them, they are quoted from it."""
 MOST_FIELDS = 12
 """Names of fields that are kept of another one: in alphabetical order, in which they say nothing."""
 _VERBS = (
@@ -64,6 +66,8 @@ class _Result(NamedTuple):
     """True if it speaks to the agent."""
     is_kept: bool
     """True if its words are kept."""
+    words: str
+    """All its words, as `_words` writes them."""
 
 
 class Origins:
@@ -126,9 +130,11 @@ class Origins:
             )
             instructs = self._instructs(text)
             is_kept = not (instructs or orders) and self._is_short(text, self._calls.get(message.tool_call_id))
-            self._results.insert(0, _Result(tool, told, orders, instructs, is_kept))
+            self._results.insert(0, _Result(tool, told, orders, instructs, is_kept, _words(text)))
             if not is_kept:
-                update["content"] = _outline(text)
+                update["content"] = str(message.text).removesuffix(text) + _outline(
+                    text
+                )  # a note that a person edited the call stays
         return message.model_copy(update=update)
 
     def _is_short(self, text: str, call: Mapping[str, Any] | None) -> bool:
@@ -156,11 +162,26 @@ class Origins:
         return self._origin(value, words) or self._said(value)
 
     def _said(self, text: str) -> str:
-        """The agent's own words, without sentences, names and numbers that only a tool has said."""
+        """The agent's own words, without what it quotes, and without sentences, names and numbers that only a tool has said."""
         if not self._results:
             return text
+        text = self._without_quotes(text)
         text = _SENTENCE.sub(lambda found: self._origin(found[0]) or found[0], text)
         return _TOKEN.sub(lambda found: self._origin(found[0]) or found[0], text)
+
+    def _without_quotes(self, text: str) -> str:
+        """The text with the tool's name in the place of each run of words that only a tool has said."""
+        seen, asked = readable(text), _words(self._asked)
+        found, spans = list(_WORD.finditer(seen)), list[tuple[int, int, str]]()
+        for first, last in zip(found, found[QUOTED_WORDS - 1 :], strict=False):
+            run = _words(seen[first.start() : last.end()])
+            tool = next((one.tool for one in self._results if not one.is_kept and run in one.words and run not in asked), "")
+            if tool:
+                start, _, tool = spans.pop() if spans and first.start() <= spans[-1][1] else (first.start(), 0, tool)
+                spans.append((start, last.end(), tool))
+        for start, end, tool in reversed(spans):
+            seen = f"{seen[:start]}{FROM_TOOL}{tool}]{seen[end:]}"
+        return seen if spans else text
 
     def _origin(self, text: str, words: Sequence[str] = ()) -> str:
         """The words in place of a text that a tool has said, and no user before; empty if there is no such tool.
@@ -198,6 +219,10 @@ def readable(text: str) -> str:
 
 def _plain(text: str) -> str:
     return " ".join(readable(text).casefold().split())
+
+
+def _words(text: str) -> str:
+    return f" {' '.join(_WORD.findall(_plain(text)))} "
 
 
 def _has(text: str, key: str) -> bool:

@@ -11,7 +11,7 @@ no tool has written may tell of a rejection.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -66,7 +66,9 @@ def _rejection(result: ToolMessage) -> re.Match[str] | None:
     return _REJECTION.fullmatch(str(result.text))
 
 
-def review_rating(messages: Sequence[BaseMessage], least: float, most: float) -> tuple[float | None, str] | None:
+def review_rating(
+    messages: Sequence[BaseMessage], least: float, most: float, let_pass: Collection[str] = ()
+) -> tuple[float | None, str] | None:
     """The feedback that lies in a person's edits and rejections; None if there were none.
 
     An edited call is the right one (`most`). A rejected one is wrong (`least`) unless another call was made after it, of which
@@ -76,6 +78,7 @@ def review_rating(messages: Sequence[BaseMessage], least: float, most: float) ->
         messages: those of one turn.
         least: the least reward of the app.
         most: the greatest.
+        let_pass: names of the tools of which a person sees every call: one that was made as it was proposed is right, too.
     """
     results = {m.tool_call_id: m for m in messages if isinstance(m, ToolMessage)}
     reward, words = None, list[str]()
@@ -88,6 +91,9 @@ def review_rating(messages: Sequence[BaseMessage], least: float, most: float) ->
                 if made is None and result is not None
                 else f"a person replaced a call of {call['name']} by one of {made['name'] if made else 'none'}"
             )
+        elif result is not None and call["name"] in let_pass:
+            reward = most
+            words.append(f"a person let a call of {call['name']} pass")
         elif result is not None and reward == least:
             reward = None
     return (reward, "; ".join(words)) if words else None

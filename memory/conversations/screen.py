@@ -119,7 +119,8 @@ class Screen:
             return done
         origins = Origins(lambda text: self.suspicion(text) is not None, self.trusted_tools, listed or {})
         told = steps([origins.read(message) for message in messages], text_read, start=start)
-        kept = [replace(one, action=new.action, observation=new.observation) for one, new in zip(done, told, strict=True)]
+        # Of a step without an observation prompts would show the state, which has all that tools said.
+        kept = [replace(one, action=n.action, observation=n.observation or " ") for one, n in zip(done, told, strict=True)]
         return tuple(one for one in kept if not one.action.removeprefix(REJECTED).startswith(FROM_TOOL))
 
     def retell(
@@ -138,7 +139,7 @@ class Screen:
             way = next((way for way in (REPLY, REJECTED) if step.action.startswith(way)), "")
             calls = acted[0].tool_calls if acted else []
             action = "" if not acted else call_text(calls[0]) if calls else str(acted[0].text).removeprefix(way)
-            told = replace(step, state=self.redact(step.state), action=way + action, observation=observation)
+            told = replace(step, state=self.redact(step.state), action=way + action, observation=observation or " ")
             kept.append(None if not acted or action.startswith(FROM_TOOL) else told)
         return kept, asked
 

@@ -33,11 +33,12 @@ from hashlib import blake2b
 from numbers import Real
 from typing import Any, TypedDict
 
-from langgraph.store.base import BaseStore
+from langgraph.store.base import BaseStore, PutOp
 
-from ..errors import UserError
+from ..errors import UserError, did_you_mean
 from ..records import Lesson, Task, Trajectory, Transition
 from ..storage.branches import current_branch
+from ..storage.open_store import all_items
 from ..storage.record_store import BadRecord, RecordStore, exchange, to_json
 from .trials import MemoryTrial, conversation_trials
 
@@ -246,20 +247,9 @@ def rated_trajectories(conversation: Conversation, ratings: Sequence[Rating]) ->
         last = replace(open_steps[-1], reward=rating.reward)
         if found:
             task = replace(task, instruction=open_steps[0].observation_text)
-        found.append(
-            Trajectory(
-                id=f"{conversation.id}/{number}",
-                task=task,
-                transitions=(*open_steps[:-1], last),
-                run=conversation.id,
-                episode=number,
-                score=rating.reward or 0.0,
-                domain=conversation.domain,
-                note=rating.text[:MOST_NOTE_CHARS],
-                used=tuple(dict.fromkeys(used)),
-                user=conversation.user,
-            )
-        )
+        made = Trajectory(f"{conversation.id}/{number}", task, (*open_steps[:-1], last), run=conversation.id, episode=number)
+        about: Any = {"note": rating.text[:MOST_NOTE_CHARS], "used": tuple(dict.fromkeys(used)), "user": conversation.user}
+        found.append(replace(made, score=rating.reward or 0.0, domain=conversation.domain, **about))
         open_steps, used = [], []
     return found
 
@@ -293,13 +283,12 @@ class ConversationStore:
         self.turns = RecordStore(store, (*scope, "turns"), Conversation, changes_kept=kept)
         self.feedback = RecordStore(store, (*scope, "feedback"), Ratings, changes_kept=kept)
         # What is derived may be left out where it is damaged; what users said is not to be written over without a word.
-        self.trajectories = RecordStore(
-            store, (*scope, "trajectories"), Trajectory, changes_kept=kept, on_damage=self._leave_out
-        )
-        self.reflections = RecordStore(store, (*scope, "reflections"), Reflection, changes_kept=kept, on_damage=self._leave_out)
-        self.trials = RecordStore(store, (*scope, "trials"), MemoryTrial, changes_kept=kept, on_damage=self._leave_out)
+        derived: Any = {"changes_kept": kept, "on_damage": self._leave_out}
+        self.trajectories = RecordStore(store, (*scope, "trajectories"), Trajectory, **derived)
+        self.reflections = RecordStore(store, (*scope, "reflections"), Reflection, **derived)
+        self.trials = RecordStore(store, (*scope, "trials"), MemoryTrial, **derived)
         self.quarantines = RecordStore(store, (*scope, "quarantine"), Quarantine, changes_kept=kept)
-        self._changes = RecordStore(store, (*scope, "changes"), _Changes, changes_kept=kept, on_damage=self._leave_out)
+        self._changes = RecordStore(store, (*scope, "changes"), _Changes, **derived)
         self._left_out = set[str]()
         self._writer = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
         self._count, self._newest, self._card = 0, list[str](), ""
@@ -308,9 +297,6 @@ class ConversationStore:
         self._lock = threading.Lock()
         self.has_news = False
         """True if this object has changed trajectories; its reader sets it back."""
-
-    def __repr__(self) -> str:
-        return f"ConversationStore({'/'.join(self.scope)})"
 
     def _leave_out(self, damage: BadRecord) -> None:
         """Say once that a record is damaged."""
@@ -329,6 +315,7 @@ class ConversationStore:
             raise UserError(
                 f"asked for conversation {thread!r}, and none is recorded in {'/'.join(self.scope)}: give the thread_id that the "
                 "agent ran with, and the scope's names and values as in its runs; a turn is recorded once the agent has answered"
+                f"{did_you_mean(thread, [one.id for one in self.turns.all()])}"
             )
         return found
 
@@ -367,7 +354,6 @@ class ConversationStore:
         recorded of their advice.
 
         Args:
-            thread: the thread's id.
             turn: what was done in it until now.
             task: what the conversation is about.
             domain: of its trajectories.
@@ -418,12 +404,9 @@ class ConversationStore:
         Of a turn that is rated again, what was said last holds, field by field: a comment does not take the reward back.
 
         Args:
-            thread: the thread's id.
             reward: a finite number; None: only words.
-            text: words.
             turn: id of the turn; the last recorded one if not given.
             run_id: id of the agent's run that ended that turn.
-            source: who decided.
 
         Raises:
             UserError: the conversation or the turn is unknown, or the reward is no finite number.
@@ -438,10 +421,8 @@ class ConversationStore:
             places = {one.id: n for n, one in enumerate(conversation.turns)}
             others = [one for one in given if one.turn != rated]
             ratings = tuple(sorted([*others, rating], key=lambda one: places.get(one.turn, -1)))
-            told = Ratings(thread, ratings)
-            self._derive(
-                conversation, ratings, {f"{thread}/{places[rating.turn]}"}, told
-            )  # again: a crash may have come before
+            # All of it again: a crash may have come before.
+            self._derive(conversation, ratings, {f"{thread}/{places[rating.turn]}"}, Ratings(thread, ratings))
             return rating
 
     def _derive(
@@ -480,8 +461,6 @@ class ConversationStore:
         """Learn nothing from a conversation any more, and withdraw what was derived from it.
 
         Args:
-            thread: the thread's id.
-            reason: why.
             digest: of what was found in it. A conversation that was released in spite of it stays so.
 
         Returns:
@@ -551,9 +530,12 @@ class ConversationStore:
 
     def _changes_with(self, ids: Sequence[str], mine: _Changes | None) -> _Changes:
         """The record that names further changes of this process; `mine`: as it is, since others blank in it what they have forgotten."""
+        ids = (
+            ["", *ids] if mine is None and self._count else ids
+        )  # all was forgotten: who has not seen that reads everything again
         self._count += len(ids)
         self.has_news = True
-        self._newest = [*(mine.newest if mine else self._newest), *ids][-CHANGES_KEPT:]
+        self._newest = [*(mine.newest if mine else ()), *ids][-CHANGES_KEPT:]
         return _Changes(self._writer, self._count, tuple(self._newest))
 
     def changes(self, seen: Mapping[str, int] | None, thread: str = "") -> tuple[list[Trajectory] | None, dict[str, int]]:
@@ -571,7 +553,7 @@ class ConversationStore:
             with self._lock:
                 self._hold_open(thread, *recorded)
         now = {writer.id: writer.count for writer in writers}
-        if seen is None:
+        if seen is None or seen.keys() - now.keys():
             return None, now
         ids, others = list[str](), set[str]()
         for writer in writers:
@@ -600,8 +582,14 @@ class ConversationStore:
                 records.delete([one.id for one in records.all() if gone is None or one.id in gone])
             self.store.delete((*self.scope, "agent"), "card")  # instructions may name a user; the next run writes it again
             self._card = ""
+            if gone is None:
+                self._open.clear()
+                count = self._withdraw(None)
+                for place in ((*self.scope, name) for name in ("changes", "imports", "library")):  # a namespace names its user
+                    self.store.batch([PutOp(place, i.key, None) for i in all_items(self.store, place) if i.namespace == place])
+                return count
             for one in self.turns.all() if gone else ():
-                if (left := _without_traces(one, gone or ())) != one:
+                if (left := _without_traces(one, gone)) != one:
                     self.turns.put([left])
                     self._open.pop(one.id, None)
                     self._derive(left, self.ratings(one.id))
@@ -625,16 +613,10 @@ class ConversationStore:
         """All that is kept of this scope, one plain object per conversation."""
         ratings = {one.id: one.ratings for one in self.feedback.all()}
         reflections = self.reflections.all()
-        for conversation in self.turns.all():
-            held = self.quarantines.get(conversation.id)
-            written = [one for one in reflections if one.thread == conversation.id]
-            given = ratings.get(conversation.id, ())
-            yield {
-                **to_json(conversation),
-                "ratings": to_json(given),
-                "reflections": to_json(written),
-                "quarantine": to_json(held),
-            }
+        for one in self.turns.all():
+            written = [reflection for reflection in reflections if reflection.thread == one.id]
+            more = {"ratings": ratings.get(one.id, ()), "reflections": written, "quarantine": self.quarantines.get(one.id)}
+            yield to_json(one) | {name: to_json(value) for name, value in more.items()}
 
     def take_in(self, found: Sequence[tuple[Conversation, Sequence[Rating]]]) -> int:
         """Add conversations that were had or recorded elsewhere; returns the number of their rated stretches that are learned from.
@@ -650,11 +632,11 @@ class ConversationStore:
                 old = known.get(one.id, replace(one, turns=()))
                 known[one.id], given[one.id] = _joined(old, given.get(one.id, ()), clean(one), clean(tuple(ratings)))
                 self._open.pop(one.id, None)
-            ids = list(known)
-            self.turns.put([known[id] for id in ids if known[id] != before.get(id)])  # another process may write to the others
-            self.feedback.put([Ratings(id, given[id]) for id in ids if given[id]])
+            changed = [one for id, one in known.items() if one != before.get(id)]
+            self.turns.put(changed)  # another process may write to the others
+            self.feedback.put([Ratings(id, given[id]) for id in known if given[id]])
             held, learned = {one.id: one for one in self.quarantines.all()}, list[Trajectory]()
-            for id in ids:
+            for id in known:
                 rated = rated_trajectories(known[id], given[id])
                 if rated and not self._is_held(known[id], held.get(id)):
                     self._keep_trials(known[id], rated)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..records import Trajectory
+from .reviews import without_rejected
 
 __all__ = ["MemoryTrial"]
 
@@ -21,7 +22,7 @@ class MemoryTrial:
     thread: str
     task: str
     reward: float
-    """The mean of its ratings, on the learner's scale."""
+    """The mean of its ratings, on the learner's scale; a stretch in which a person changed a call counts 0 at most: he earned the rest."""
     at: float
     """Time of its first rating, in seconds: the order of the trials."""
     is_advised: bool
@@ -48,7 +49,8 @@ def conversation_trials(
         rated: its rated stretches.
         known: method -> the trial as it was kept before.
     """
-    rewards = [one.score for one in rated if one.value is not None]
+    found = [one for one in rated if one.value is not None]
+    rewards = [one.score if without_rejected(one) is one else min(one.score, 0.0) for one in found]
     if not rewards:
         return []
     drawn, tokens = dict[str, dict[str, Any]](), dict[str, int]()
@@ -59,9 +61,7 @@ def conversation_trials(
             drawn[method] = entry["trial"]
     thread, task = rated[0].run, rated[0].task.id
     now, reward = time.time(), sum(rewards) / len(rewards)
-    found = []
-    for method, draw in drawn.items():
-        at = known[method].at if method in known else now
-        plain = MemoryTrial(f"{method}/{thread}", thread, task, reward, at, True, 1.0)
-        found.append(replace(plain, **draw, tokens=tokens[method]))
-    return found
+    plain = {
+        m: MemoryTrial(f"{m}/{thread}", thread, task, reward, known[m].at if m in known else now, True, 1.0) for m in drawn
+    }
+    return [replace(plain[method], **draw, tokens=tokens[method]) for method, draw in drawn.items()]

@@ -114,8 +114,6 @@ class OptionsView(PromptView):
     """The number of options that are asked for."""
     is_normalised: bool = True
     """True if the confidences are scaled so that they sum to 1; False: they stay as they are stated."""
-    listed: str = "act/admissible"
-    """The name of the text with which the prompt lists the actions."""
 
     @property
     def shown_channels(self) -> tuple[type, ...] | None:
@@ -292,7 +290,7 @@ def verbalized_policy(
     they list, such as any text in a field of a web page.
     """
     asked = view if isinstance(view, OptionsView) else OptionsView(view)
-    prompt, listed = Prompt.load(asked.prompt, prompts), "act/suggested" if admit else asked.listed
+    prompt, listed = Prompt.load(asked.prompt, prompts), "act/suggested" if admit else "act/admissible"
     admissible = Prompt.load(listed, prompts)
 
     def messages(state: ObservationChannel | State) -> list[BaseMessage]:

@@ -114,4 +114,5 @@ def effect_interval(
     least = min(min(p, 1 - p) for p in shares)
     mean = float(np.mean(effects))
     half = mixture_bound(float(np.sum(deviations**2)), scale_of(least), (1 - level) / 2) / len(effects)
-    return EffectInterval(mean, max(-1.0, mean - half), min(1.0, mean + half))
+    low, high = min(1.0, max(-1.0, mean - half)), max(-1.0, min(1.0, mean + half))
+    return EffectInterval(min(max(mean, low), high), low, high)  # the mean of the effects may lie beyond what an effect can be

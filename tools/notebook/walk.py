@@ -281,11 +281,10 @@ class Walk:
         check_channels(self.here, channels)
         self._begin_branch()
         try:
-            place = self._call("update_state", self.place, dict(channels))
+            self.place = self._call("update_state", self.place, dict(channels))
         except (TypeError, ValueError) as error:
             raise StepperError(f"the channels {', '.join(channels)} do not take these values: {error}") from error
-        self._now = self._call("get_state", place)
-        self.place = self._now.config
+        self._now = self._call("get_state", self.place)  # inside a subgraph its `config` names the graph around as its owner
         return self
 
     def break_on(self, *stops: Stop) -> Self:

@@ -60,11 +60,6 @@ def test_no_text_of_a_user_or_a_tool_closes_the_block_that_memory_stands_in(meth
     assert not [text for text in shown if "</attempt></record>" in text]
 
 
-def test_icrl_without_a_task_takes_all_conversations_for_attempts_at_the_same() -> None:
-    agent, learner, _ = make("icrl")
-    assert play(agent, learner, range(28))[-8:] == [1.0] * 8
-
-
 @pytest.mark.parametrize("method", [*BY_ISSUE, "adamem-max"])
 def test_observing_changes_nothing_in_the_request(method: str) -> None:
     agent, learner, model = make(method, mode="observe", **BY_ISSUE.get(method, {}))

@@ -13,12 +13,10 @@ from help_desk import play
 from langchain.agents import create_agent
 from langchain_core.embeddings import Embeddings
 from langchain_core.messages import AIMessage
-from langchain_core.runnables import RunnableLambda
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 from openai_server import OpenAIServer
-from pydantic import Field
 
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
 from learngraph.graphs.jitrl import JitRL
@@ -48,29 +46,11 @@ def test_it_learns_from_feedback_in_one_mode_only(mode: str) -> None:
         assert learner.conversation("t59", tenant="acme").turns[0].advice
 
 
-class Alike:
-    """A local model that finds all calls equally likely."""
-
-    def score(self, messages: Any, options: Any) -> list[float]:
-        assert (
-            "arrived broken" in str(messages)
-            or "never arrived" in str(messages)
-            or "wrong size" in str(messages)
-            or "twice" in str(messages)
-        )
-        return [-2.0] * len(options)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("candidates", ["logprobs", "confidences", "scores"])
-def test_candidates_come_from_four_sources(candidates: Any) -> None:
-    agent, learner = make(InMemoryStore(), candidates=candidates, scorer=Alike() if candidates == "scores" else None)
+def test_candidates_may_have_the_servers_log_probabilities() -> None:
+    agent, learner = make(InMemoryStore(), candidates="logprobs")
     rewards = play(agent, learner, range(60))
     assert sum(rewards[-20:]) / 20 >= 0.8, "a guess helps in a quarter; now and then what was never tried is tried"
-    entry = learner.conversation("t59", tenant="acme").turns[0].advice[1]
-    if candidates != "logprobs":
-        assert len(entry["candidates"]) == 4
-        assert len({row["prior"] for row in entry["candidates"]}) == 1
 
 
 @pytest.mark.slow
@@ -101,12 +81,8 @@ def test_a_call_that_only_memory_knows_is_made_with_the_values_of_this_conversat
     refunds, again = make(store, model=AlwaysRefund())
     rewards = play(refunds, again, range(100, 120))
     assert sum(rewards) / 20 >= 0.8, "a quarter without memory"
-    overruled = [again.conversation(f"t{n}", tenant="acme").turns[0].advice[1]["overruled"] for n in range(100, 120)]
-    assert (
-        sum(overruled)
-        == sum(again.conversation(f"t{n}", tenant="acme").turns[0].advice[1]["changed"] for n in range(100, 120))
-        > 0
-    )
+    entries = [again.conversation(f"t{n}", tenant="acme").turns[0].advice[1] for n in range(100, 120)]
+    assert sum(one["overruled"] for one in entries) == sum(one["changed"] for one in entries) > 0
     assert re.search(r"memory changed \d+ of 60 decisions: these conversations earned", str(again.status(tenant="acme")))
 
 
@@ -182,51 +158,6 @@ def test_states_in_prose_are_compared_by_their_embeddings() -> None:
     assert JitRLMiddleware(
         InMemoryStore(), decide=["resolve"], similarity=CosineSimilarity(Kinds())
     ).settings.min_similarity == (pytest.approx(CosineSimilarity(Kinds()).default_floor))
-
-
-class Choosy(desk.GuessingClerk):
-    """Has its own calls, and finds one call of all that it is shown the best."""
-
-    best: str = "escalate(order=...)"
-    shown: list[str] = Field(default_factory=list)
-
-    def say(self, messages: Any) -> AIMessage:
-        asked = str(messages[-1].text)
-        if "Calls to choose from" not in asked:
-            return AIMessage("It is done.") if getattr(messages[-1], "name", "") == "escalate" else super().say(messages)
-        self.shown.append(asked)
-        return AIMessage(json.dumps({"options": [{"action": self.best, "confidence": 100}]}))
-
-
-def test_confidences_weigh_the_calls_of_all_deciding_tools() -> None:
-    from langchain_core.tools import tool
-
-    @tool
-    def escalate(order: str, note: str = "") -> str:
-        """Hand an order to a colleague."""
-        return "escalated"
-
-    class Escalates(Choosy):
-        def bind_tools(self, tools: Any, *, tool_choice: Any = None, **more: Any) -> Any:
-            return RunnableLambda(lambda messages: self._call(tool_choice, messages))
-
-        def _call(self, chosen: str | None, messages: Any) -> AIMessage:
-            found = self.say(messages)
-            for call in found.tool_calls if chosen else ():
-                call |= {"name": chosen, "args": {"order": call["args"]["order"]}}
-            return found
-
-    store, model = InMemoryStore(), Escalates()
-    learner = JitRLMiddleware(
-        store, decide=["resolve", "escalate"], candidates="confidences", state_key=desk.issue, settings=JitRL(temperature=0.0)
-    )
-    tools = [desk.lookup_order, desk.resolve, escalate]
-    agent = create_agent(model, tools, middleware=[learner], checkpointer=InMemorySaver())
-    play(agent, learner, range(12))
-    assert [f"- resolve(how={how!r}, order=...)\n" in model.shown[0] for how in desk.HOWS] == [True] * 4
-    assert "- escalate(order=...)\n" in model.shown[0]
-    entries = [one for n in range(12) for one in learner.conversation(f"t{n}", tenant="acme").turns[0].advice]
-    assert "escalate(order=...)" in [entry.get("chosen") for entry in entries]
 
 
 def _completion(request: dict[str, Any], count: int) -> dict[str, Any]:

@@ -256,6 +256,8 @@ def test_wrong_arguments_are_said_in_words() -> None:
 def test_status_says_what_keeps_a_learner_from_learning() -> None:
     agent, learner = make(InMemoryStore())
     ask(agent, "a")
+    with pytest.raises(UserError, match=r"asked for conversation 'aa'.*did you mean a\?"):
+        learner.quarantine("aa", "a thief", tenant="acme")
     assert learner.status(tenant="acme").problems == ("no conversation has feedback: call feedback(thread_id, reward=...)",)
     asyncio.run(learner.afeedback("a", reward=1.0, tenant="acme"))
     status = learner.status(tenant="acme")

@@ -52,13 +52,6 @@ def test_it_learns_from_feedback(awaited: bool) -> None:
     assert "resolve it by" in learner.explain("t59", tenant="acme")
 
 
-def test_observing_learns_but_changes_nothing_in_the_request() -> None:
-    agent, learner, model = make(InMemoryStore(), mode="observe")
-    play(agent, learner, range(32))
-    assert set(model.seen) == {PLAIN}
-    assert learner.status(tenant="acme").lessons > 0
-
-
 def test_tenants_have_libraries_of_their_own_and_deleted_conversations_take_their_lessons_with_them() -> None:
     agent, learner, model = make(InMemoryStore(), task=None)
     play(agent, learner, range(12))

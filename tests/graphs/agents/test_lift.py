@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import help_desk as desk
@@ -88,3 +89,46 @@ def test_a_plan_that_cannot_work_is_refused(options: dict[str, Any], said: str) 
 def test_without_trials_it_says_what_to_give() -> None:
     _, learner, _ = make("synapse")
     assert "give control=0.1 or holdout=0.05" in str(learner.lift(tenant="acme"))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_stream_in_which_only_errors_are_rated_is_no_sign_of_harm(seed: int) -> None:
+    """Advice halves the errors and more; a person corrects errors alone, and mends an easy one, as most are without advice."""
+    random, ledger, unrated = Random(seed), TrialLedger("synapse"), list[dict[str, Any]]()
+    for n in range(600):
+        advised, luck = random.random() < 0.7, random.random()
+        if luck < (0.25 if advised else 0.75):
+            reward = float(not advised and luck > 0.1)
+            ledger.add([MemoryTrial(f"synapse/x{n}", f"x{n}", "agent", reward, float(n), advised, 0.7)])
+        else:
+            unrated.append({"is_advised": advised, "share": 0.7})
+    naive: Any = ledger.lift().memory
+    assert naive.interval[1] < 0, "the rated ones alone look like harm"
+    ledger.unrated = unrated
+    found: Any = ledger.lift()
+    assert found.memory.interval[0] < 0 < found.memory.interval[1]
+    assert found.memory.rated == pytest.approx((0.25, 0.75), abs=0.08)
+    assert "whether it helps cannot be told: " in str(found)
+    assert "earned less than the control" not in str(found)
+
+
+def test_harm_is_found_where_both_arms_are_rated_alike_and_no_lift_is_beyond_its_interval() -> None:
+    random, ledger = Random(0), TrialLedger("synapse")
+    drawn = [(n, random.random() < 0.7, random.random()) for n in range(600)]
+    ledger.add(
+        [MemoryTrial(f"synapse/{n}", f"{n}", "agent", float(luck > 0.2 + 0.5 * a), float(n), a, 0.7) for n, a, luck in drawn]
+    )
+    ledger.unrated = [{"is_advised": a, "share": 0.7} for _, a, _ in drawn]
+    found: Any = ledger.lift().memory
+    assert (found.interval[1] < 0, found.is_selected) == (True, False)
+    ledger = TrialLedger("synapse")
+    ledger.add([MemoryTrial(f"synapse/{n}", f"{n}", "agent", float(n % 2), float(n), n % 2 == 1, 0.9) for n in range(8)])
+    found = ledger.lift().memory
+    assert found.interval[0] <= found.lift <= found.interval[1]
+
+
+def test_an_item_is_not_retired_because_those_without_it_are_rated_by_other_people() -> None:
+    ledger = TrialLedger("synapse", min_lift=0.0)
+    trials = [trial(n, shown=bool(n % 2), reward=float(n % 2 == 0)) for n in range(80)]
+    assert not ledger.add(trials, lambda method: [{"is_advised": True, "share": 1.0, "item": "t0/0", "is_shown": True}] * 400)
+    assert TrialLedger("synapse", min_lift=0.0).add(trials, lambda method: [])

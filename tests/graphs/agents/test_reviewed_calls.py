@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import help_desk as desk
@@ -104,6 +105,47 @@ def test_reviews_are_no_feedback_where_they_should_not_be() -> None:
     learner = JitRLMiddleware(InMemoryStore(), decide=["resolve"], state_key=desk.issue, reviews=False)
     answer(make(learner, "batched", True), "a", 0, edit("resolve", how="credit", order="A0"))
     assert learner.status(tenant="acme").rated == 0
+
+
+@pytest.mark.slow
+def test_a_call_that_a_person_let_pass_is_feedback_where_he_sees_all() -> None:
+    """Of a memory that helps: where corrections alone are feedback, a lift cannot be told; with `reviews=[tool]` it is seen to help."""
+    found = {}
+    for reviews in (True, ["resolve"]):
+        learner = JitRLMiddleware(InMemoryStore(), decide=["resolve"], state_key=desk.issue, control=0.5, reviews=reviews)
+        agent = make(learner, "batched", True)
+
+        def decide(call: Any, right: str) -> Any:
+            wrong = edit("resolve", how=right, order=call["args"]["order"])
+            return {"type": "approve"} if call["args"]["how"] == right else wrong(call)
+
+        for n in range(40):
+            answer(agent, f"t{n}", n, partial(decide, right=desk.RIGHT[desk.ticket(n)[1]]))
+        found[isinstance(reviews, list)] = learner.lift(tenant="acme")
+    assert found[False].memory.is_selected
+    assert "whether it helps cannot be told" in str(found[False])
+    assert found[True].memory.lift > 0.4
+    assert found[True].memory.rated == (1.0, 1.0)
+    assert "reviewer gave it reward 1: a person let a call of resolve pass" in learner.explain("t39", tenant="acme")
+
+
+def test_an_edited_call_with_a_long_result_is_recorded() -> None:
+    learner = JitRLMiddleware(InMemoryStore(), decide=["resolve", "escalate"], state_key=desk.issue)
+    answer(make(learner, "batched", True), "a", 0, edit("escalate", to="Ann, " * 60))
+    (turn,) = learner.conversation("a", tenant="acme").turns
+    assert [step.action[:8] for step in turn.steps][:3] == ["lookup_o", "rejected", "escalate"]
+    assert turn.steps[3].observation == "escalate: [a text; its words are not kept]"
+
+
+def test_a_comment_while_a_call_waits_leaves_the_edit_its_reward() -> None:
+    learner = JitRLMiddleware(InMemoryStore(), decide=["resolve"], state_key=desk.issue)
+
+    def comment(call: Any) -> Any:
+        learner.feedback("a", text="she is in a hurry", tenant="acme")
+        return edit("resolve", how="credit", order="A0")(call)
+
+    answer(make(learner, "batched", True), "a", 0, comment)
+    assert "reward 1: she is in a hurry; a person replaced a call of resolve" in learner.explain("a", tenant="acme")
 
 
 def test_a_tool_cannot_claim_that_a_person_changed_its_call() -> None:

@@ -152,6 +152,25 @@ def test_no_file_of_a_folder_has_a_byte_of_what_was_forgotten(method: str, kind:
     assert not [path.name for path in files if FORGOTTEN.encode() in path.read_bytes()]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["synapse", "lessons"])
+def test_a_scope_that_was_forgotten_leaves_no_name_in_a_folder_and_nothing_elsewhere(method: str, tmp_path: Path) -> None:
+    agent, learner, _ = make(method, str(tmp_path), refresh_seconds=0.0)
+    other = make(method, str(tmp_path), refresh_seconds=0.0)[1]
+    for tenant in (FORGOTTEN, "Ann"):
+        for n in (0, 4):
+            agent.invoke({"messages": desk.ticket(n)[0]}, config(f"t{n}", tenant))
+            learner.feedback(f"t{n}", reward=float(n == 0), tenant=tenant)
+        getattr(learner, "learn", learner.status)(tenant=tenant)
+    assert [one.status(tenant=FORGOTTEN).rated for one in (other, learner)] == [2, 2]
+    assert learner.forget(tenant=FORGOTTEN) == 2
+    files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert [sum(word in text for text in files.values()) > 0 for word in (b"Ann", FORGOTTEN.encode())] == [True, False]
+    for one in (other, learner):
+        held = [len(one._refreshed(one._labels({"tenant": tenant})).ids) for tenant in (FORGOTTEN, "Ann")]
+        assert held == [0, 2]
+
+
 @pytest.mark.parametrize("given", [True, False])
 def test_close_closes_only_a_store_that_the_learner_opened(
     given: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

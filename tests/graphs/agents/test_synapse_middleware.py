@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import help_desk as desk
-import pytest
 from help_desk import play
 from langchain.agents import create_agent
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 from learning_agents import PLAIN, advice, make
 
-from learngraph.graphs.agents.synapse import SynapseMiddleware
 from learngraph.graphs.baselines.synapse import Synapse
-from learngraph.memory.errors import UserError
 
 
 def test_only_conversations_that_went_well_are_exemplars_and_all_calls_of_a_turn_have_the_same() -> None:
@@ -54,8 +51,3 @@ def test_what_is_not_alike_is_no_exemplar_and_it_says_how_near_it_was() -> None:
     assert 0 < first["nearest"] < 0.9
     assert "nothing was alike enough" in learner.explain("t1", tenant="acme")
     assert set(model.seen) == {PLAIN}
-
-
-def test_a_bank_is_refused() -> None:
-    with pytest.raises(UserError, match="import its trajectories"):
-        SynapseMiddleware(InMemoryStore(), settings=Synapse(bank="bank.jsonl"))

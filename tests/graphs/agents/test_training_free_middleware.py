@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -80,11 +78,6 @@ def test_the_lessons_stand_at_the_end_of_the_system_message_at_every_call() -> N
         assert said.endswith("Lessons:\n- [L0] Boil the water first\n- [L3] Count the coins twice")
 
 
-def test_without_a_system_message_there_is_one_with_the_lessons() -> None:
-    for messages in asked(TrainingFreeGRPOMiddleware(LESSONS, show_ids=False), system=None):
-        assert str(messages[0].text).endswith("Lessons:\n- Boil the water first\n- Count the coins twice")
-
-
 async def test_agents_that_are_awaited_are_shown_the_same() -> None:
     model = Scripted()
     agent = create_agent(model, [add], system_prompt="You add.", middleware=[TrainingFreeGRPOMiddleware(LESSONS)])
@@ -108,10 +101,11 @@ def test_d12_only_the_lessons_about_the_question() -> None:
     assert first[0].text == "You add."
 
 
-def test_an_agent_picks_up_the_version_that_holds() -> None:
-    versions = LibraryVersions()
+@pytest.mark.parametrize("of_a_folder", [False, True])
+def test_an_agent_picks_up_the_version_that_holds(of_a_folder: bool, tmp_path: Path) -> None:
+    versions = LibraryVersions(tmp_path / "run" / "s0" / "library.jsonl") if of_a_folder else LibraryVersions()
     versions.put("0", Library())
-    middleware = TrainingFreeGRPOMiddleware(versions)
+    middleware = TrainingFreeGRPOMiddleware(tmp_path / "run" if of_a_folder else versions)
     assert asked(middleware)[0][0].text == "You add."
     versions.put("1", LESSONS, parent="0")
     assert asked(middleware)[0][0].text == "You add.", "a candidate that was not accepted is not shown"
@@ -136,17 +130,6 @@ def test_an_agent_picks_up_what_a_person_edits(tmp_path: Path) -> None:
         assert "Filter" in middleware.library.text(), "it is warned of once"
     file.write_text("- Another lesson altogether")
     assert middleware.library.text() == "- [L0] Another lesson altogether\n"
-
-
-def test_an_agent_reads_a_run_that_goes_on(tmp_path: Path) -> None:
-    versions = LibraryVersions(tmp_path / "run" / "s0" / "library.jsonl")
-    versions.put("0", Library())
-    middleware = TrainingFreeGRPOMiddleware(tmp_path / "run")
-    assert middleware.library == Library()
-    versions.put("1", LESSONS, parent="0")
-    versions.move("1")
-    assert middleware.library == LESSONS
-    versions.close()
 
 
 @pytest.mark.parametrize(
@@ -180,13 +163,6 @@ def test_lessons_in_messages_of_any_form() -> None:
     assert first.content[0] == blocks.content[0]
     assert "Boil the water" in str(first.content[1])
     assert "$" in str(append_lessons([user], "- costs $5 and $lessons\n", PROMPT)[0].text)
-
-
-@pytest.mark.slow
-def test_without_langchain_the_error_says_what_to_install() -> None:
-    code = "import sys; sys.modules['langchain.agents.middleware'] = None; import learngraph.graphs.agents.training_free_grpo"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "ImportError: learning agents need langchain, which is missing: pip install" in out.stderr
 
 
 def test_a_library_of_another_model_says_so_once(caplog: pytest.LogCaptureFixture) -> None:

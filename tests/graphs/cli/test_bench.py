@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
-from in_process import draw_pictures
+from in_process import draw_pictures, play_in_process
 
 from learngraph import graphs
 from learngraph.graphs.cli.main import main
@@ -33,6 +33,11 @@ methods = ["tabular", "random"]
 seeds = 2
 episodes = 3
 """
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    return play_in_process(monkeypatch, tmp_path)
 
 
 def write(text: str, name: str = "tiny") -> str:
@@ -178,10 +183,7 @@ def test_a_file_of_several_tables_plays_the_one_that_is_named(here: Path, capsys
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (
-            ("--only", "tabel1"),
-            "paper.toml: --only tabel1: it has no such table; did you mean table1?",
-        ),
+        (("--only", "tabel1"), "paper.toml: --only tabel1: it has no such table; did you mean table1?"),
         (("--only", "table1", "jitrl"), "there is no such environment, model or method"),
     ],
 )

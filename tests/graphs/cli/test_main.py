@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from flat_rows import flat
-from in_process import draw_pictures
+from in_process import draw_pictures, play_in_process
 
 from learngraph.graphs import arms
 from learngraph.graphs.adamem import AdaMEM
@@ -39,6 +39,13 @@ from learngraph.tools.environments.keyword_keep import KeywordKeep
 TOY = ["--env", "toy", "--prior", "uniform"]
 
 
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Runs are played in this process, in a directory of their own; starting workers takes seconds."""
+
+    return play_in_process(monkeypatch, tmp_path)
+
+
 def objects(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
@@ -54,7 +61,6 @@ def objects(text: str) -> list[dict[str, Any]]:
             "run",
             "there are jitrl, icrl, adamem, training-free-grpo, react, cot, long-cot, tool-agent, best-of-n, self-refine, reflexion, synapse, ",
         ),
-        ("run nothing", "there are adamem, awm, best-of-n, cot, evotest, grpo, icrl, jitrl, "),
         ("run jitrl --compare jitlr", "no method is called 'jitlr'; did you mean jitrl?"),
         ("run jitrl --env nowhere", "there are toy, twx:coin"),
         ("run jitrl --env twx:nowhere", "twx:coin"),

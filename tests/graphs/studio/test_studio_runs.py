@@ -55,6 +55,17 @@ def test_a_step_of_any_method_can_be_explained(method: str, tmp_path: Path) -> N
     assert not FolderView(tmp_path / "mine").run(f"{method}-s0").moment("0", 1)["can_explain"]
 
 
+def test_what_only_the_model_of_a_run_knows_is_not_drawn(tmp_path: Path) -> None:
+    """The tokens of its window, of which a graph that is only looked at knows nothing."""
+    here = write_settings(tmp_path / "mine", icrl={"last_n": 7}) / "icrl-s0"
+    here.mkdir()
+    write_steps(Journal(here / "steps.jsonl"), 0, 3)
+    boxes = FolderView(tmp_path / "mine").run("icrl-s0").overview()["graphs"][""]["nodes"]
+    (settings,) = [box["settings"] for box in boxes if box["name"] == "compose"]
+    assert "last = 7" in settings
+    assert not [line for line in settings if line.startswith("window")]
+
+
 def test_one_run_of_a_folder_may_be_named(played: Path) -> None:
     assert FolderView(played / "jitrl-s0").folder.names() == ["jitrl-s0"]
 

@@ -214,7 +214,7 @@ def test_a_question_is_answered_and_a_subgraph_is_entered() -> None:
     seen = walks.overview()
     assert "into" in seen["can"]
     seen = act(walks, "into")
-    assert (current(seen)["inside"], current(seen)["note"]) == (["group 0"], "before ask")
+    assert (current(seen)["inside"], current(seen)["note"]) == (["group"], "before ask")
     assert [box["name"] for box in seen["graphs"][current(seen)["graph"]]["nodes"]] == ["START", "ask", "add", "END"]
     seen = act(walks, "step")
     (asked,) = current(seen)["questions"]
@@ -422,15 +422,13 @@ def test_a_method_walks_on_what_it_has_learned_and_on_the_saved_drawing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     studio = open_studio(StudioOptions("jitrl", episodes=1))
-    assert studio.answer("about", {}) == {
-        "title": "jitrl",
-        "tabs": [["drawing", "Drawing"], ["walk", "Walk"]],
-        "opens": "walk",
-    }
-    seen = studio.answer("overview", {"view": "walk"})
-    state = {
-        one["name"]: one["line"] for one in studio.answer("moment", {"view": "walk", "branch": "b0", "number": 0})["state"]
-    }
+    tabs = [["drawing", "Drawing"], ["walk", "Walk"]]
+    assert studio.answer("about", {}) == {"title": "jitrl", "tabs": tabs, "opens": "walk"}
+    seen, moment = (
+        studio.answer("overview", {"view": "walk"}),
+        studio.answer("moment", {"view": "walk", "branch": "b0", "number": 0}),
+    )
+    state = {one["name"]: one["line"] for one in moment["state"]}
     assert (seen["title"], state["episode"]) == ("jitrl in toy, task keep-test-0", "1")
     drawing = studio.answer("drawing", {})
     without = drawing["text"].replace("augment --> ", "")

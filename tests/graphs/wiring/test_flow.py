@@ -186,32 +186,6 @@ def test_a_command_nobody_announced_cannot_be_merged() -> None:
             graph.invoke({"n": 0, "seen": []})
 
 
-class Fan(TypedDict):
-    items: list[int]
-    squares: Annotated[list[int], add]
-
-
-def test_dotted_arrows_fan_out() -> None:
-    flow = """
-    flowchart LR
-      START --> plan -.-> square --> gather --> END
-    """
-
-    def plan(state: Fan) -> dict[str, Any]:
-        return {"items": [1, 2, 3]}
-
-    def square(work: dict[str, int]) -> dict[str, Any]:
-        return {"squares": [work["item"] ** 2]}
-
-    def gather(state: Fan) -> dict[str, Any]:
-        return {}
-
-    nodes: dict[str, Any] = {"plan": plan, "square": square, "gather": gather}
-    graph = wire(StateGraph(Fan), flow, nodes, fan_outs={"plan": lambda state: [{"item": i} for i in state["items"]]})
-    assert graph.compile().invoke({"items": [], "squares": []})["squares"] == [1, 4, 9]
-    assert set(parse_flow(to_mermaid(graph.compile()))) == set(parse_flow(flow))
-
-
 def test_two_labels_to_one_target_are_two_arrows() -> None:
     def which(state: Counting) -> Literal["up", "down", "out"]:
         return "out"

@@ -35,15 +35,7 @@ def test_nodes_lent_by_another_graph_keep_their_channels() -> None:
     noting = wire(
         StateGraph(Notes), "flowchart LR\n START --> write --> read --> END", {"write": write, "read": read}
     ).compile()
-    lent = noting.builder.nodes
-    both = rewire(
-        counting,
-        "flowchart LR\n START --> add_one --> write --> read --> END",
-        None,
-        None,
-        write=lent["write"],
-        read=lent["read"],
-    )
+    both = rewire(counting, "flowchart LR\n START --> add_one --> write --> read --> END", **noting.builder.nodes)
     steps = list(both.stream({"n": 1}, stream_mode="updates"))
     assert steps == [{"add_one": {"n": 2}}, {"write": {"note": "saw 2"}}, {"read": {"n": 20, "note": "saw 2 and read it"}}]
     assert counting.invoke({"n": 1}) == {"n": 2}

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from dataclasses import dataclass
 from operator import add
 from typing import Annotated, Any, cast
 
 import pytest
-from langchain_core.language_models import FakeListChatModel
 from langgraph.graph import StateGraph
 from langgraph.types import Command
 from typing_extensions import TypedDict
@@ -62,8 +61,33 @@ def misspell(state: Asked) -> Misspelt:
     return {"answr": state["question"]}
 
 
+class Served(Answered, Misspelt):
+    pass
+
+
+class MisspeltOne(Misspelt):
+    draft: str
+
+
+def misspell_one(state: Asked) -> MisspeltOne:
+    return {"answr": state["question"], "draft": ""}
+
+
 def misspell_untyped(state: Asked) -> Any:
     return {"answr": state["question"]}
+
+
+def misspell_typed(state: Asked) -> Answered:
+    return cast(Answered, {"answr": state["question"]})
+
+
+class MisspellingNode:
+    def __call__(self, state: Asked) -> Answered:
+        return misspell_typed(state)
+
+
+async def misspell_later(state: Asked) -> Answered:
+    return misspell_typed(state)
 
 
 def command(state: Asked) -> Any:
@@ -87,7 +111,12 @@ MOVES: dict[str, tuple[str, dict[str, Any], str]] = {
     "a misspelt channel": (
         "START --> misspell --> END",
         {"misspell": misspell},
-        "line 2: 'misspell' writes `answr`, which no node reads; did you mean answer?",
+        "line 2: 'misspell' writes `answr`, which is no channel of the state; did you mean answer?",
+    ),
+    "a misspelt channel beside another": (
+        "START --> misspell --> answer --> END",
+        {"misspell": misspell_one, "answer": answer},
+        "line 2: 'misspell' writes `answr`, which is no channel of the state; did you mean answer?",
     ),
     "a loop onto itself": (
         "START --> guess\n guess --> guess\n guess --> END",
@@ -117,11 +146,50 @@ def test_a_wrong_move_is_a_sentence(move: str) -> None:
     assert found[0].sentence in str(caught.value)
 
 
-@pytest.mark.parametrize("node", [misspell_untyped, command])
-def test_a_misspelt_channel_of_an_untyped_node_is_told_when_it_is_written(node: Any) -> None:
+def run(node: Any) -> Any:
     graph = wire(builder(), "flowchart LR\n START --> guess --> END", {"guess": node}).compile()
+    return asyncio.run(graph.ainvoke({"question": "why?"}))
+
+
+@pytest.mark.parametrize("node", [misspell_untyped, misspell_typed, MisspellingNode(), misspell_later, command])
+def test_a_misspelt_channel_is_told_when_it_is_written(node: Any) -> None:
     with pytest.raises(FlowError, match="'guess' writes `answr`, which is no channel of the state; did you mean answer"):
-        graph.invoke({"question": "why?"})
+        run(node)
+
+
+def test_a_node_of_the_project_may_write_what_the_state_lacks_if_its_type_says_so() -> None:
+    written: dict[str, Any] = {"answer": "why", "answr": ""}
+
+    def serve(state: Asked) -> Served:
+        return cast(Served, written)
+
+    serve.__module__ = Choose.__module__
+    assert run(serve) == {"answer": "why"}
+    written["number"] = 3
+    with pytest.raises(FlowError, match=r"'guess' writes `number`, which is no channel of the state\n"):
+        run(serve)
+
+
+@pytest.mark.parametrize("returned", [["why"], [{"answer": "why"}], "why", 3, ("answer", "why")])
+def test_a_node_that_returns_no_dict_is_named(returned: Any) -> None:
+    said = re.escape(
+        f"'guess' returned a {type(returned).__name__} ({returned!r}), and a node returns a dict of channels, such as"
+    )
+    with pytest.raises(FlowError, match=said + " {'answer': ...}, or None"):
+        run(lambda state: returned)
+
+
+def test_what_langgraph_takes_beside_dicts_is_taken() -> None:
+    @dataclass
+    class Reply:
+        answer: str
+
+    for returned in ({"answer": "a"}, Command(update={"answer": "a"}), Reply("a"), [Command(update={"answer": "a"})]):
+        assert run(lambda state, it=returned: it)["answer"] == "a"
+    assert run(lambda state: None) is None
+    numbers = StateGraph(list[int])
+    wire(numbers, "flowchart LR\n START --> double --> END", {"double": lambda state: [2 * n for n in state]})
+    assert numbers.compile().invoke([1, 2]) == [2, 4]
 
 
 async def read_later(state: Any) -> Any:
@@ -156,31 +224,13 @@ def test_a_method_is_built_from_inputs_and_its_own_settings(method: Any) -> None
             method.build(*given)
     with pytest.raises(UserError, match=r"build takes settings of the class \w+ second, got a Journal"):
         method.build(MethodInputs(cast(Any, None)), Journal())
-    with pytest.raises(UserError, match=r"unexpected keyword argument 'beta'; settings are an object: build\(inputs, JitRL"):
-        method.build(MethodInputs.with_chat_model(open_environment("toy"), Journal(), FakeListChatModel(responses=[])), beta=3)
 
 
-WRONG_INPUTS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "a misspelt input": (
-        lambda world: MethodInputs(**{"env": world}),
-        "MethodInputs has no env; it has environment, journal, ",
-    ),
-    "a world's name": (lambda world: MethodInputs(cast(Any, "toy")), "'toy' has no observe and no abstract"),
-    "a model's name": (
-        lambda world: MethodInputs.with_chat_model(world, Journal(), cast(Any, "gpt")),
-        "got the name 'gpt'; learngraph.open_model",
-    ),
-    "a name that scores": (
-        lambda world: MethodInputs.with_scoring_model(world, Journal(), cast(Any, "pocket")),
-        "got the name 'pocket'",
-    ),
-}
-
-
-@pytest.mark.parametrize(("make", "says"), WRONG_INPUTS.values(), ids=WRONG_INPUTS)
-def test_a_wrong_input_is_a_sentence(make: Callable[[Any], Any], says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        make(open_environment("toy"))
+def test_a_name_is_no_world_and_no_model() -> None:
+    with pytest.raises(UserError, match="'toy' has no observe and no abstract"):
+        MethodInputs(cast(Any, "toy"))
+    with pytest.raises(UserError, match="got the name 'gpt'; learngraph"):
+        MethodInputs.with_scoring_model(open_environment("toy"), Journal(), cast(Any, "gpt"))
 
 
 GUESS = "flowchart LR\n START --> guess --> END"

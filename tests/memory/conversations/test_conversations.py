@@ -69,16 +69,7 @@ def test_rewards_are_finite_and_something_was_done(reward: float) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "resolve",
-        "resolve('a')",
-        "resolve(**x)",
-        "resolve(a=open('x'))",
-        "a.b(c=1)",
-        "resolve(a=__import__('os'))",
-        "(" * 500,
-        "",
-    ],
+    ["resolve", "resolve('a')", "resolve(**x)", "resolve(a=open('x'))", "a.b(c=1)", "f(a=__import__('os'))", "(" * 500, ""],
 )
 def test_what_is_no_call_is_refused_and_nothing_is_evaluated(text: str) -> None:
     with pytest.raises(UserError, match="asked for a call such as"):
@@ -86,11 +77,7 @@ def test_what_is_no_call_is_refused_and_nothing_is_evaluated(text: str) -> None:
 
 
 VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(10**9), 10**9)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=20),
+    st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.floats(-1e99, 1e99) | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )

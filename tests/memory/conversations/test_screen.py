@@ -120,6 +120,21 @@ def test_of_a_result_a_dozen_words_are_kept_beside_those_of_its_call(result: str
     assert kept(Screen(), result)[0][1] == f"read_file: {result if is_kept else '[a text; its words are not kept]'}"
 
 
+@pytest.mark.parametrize(
+    ("reply", "told"),
+    [
+        ("The page says: “Five  SIX\nseven, eight nine ten ELEVEN!” So I did.", "The page says: “[from read_file]!” So I did."),
+        ("F​ive six seven eight nine ten, then", "[from read_file], then"),
+        ("Five six seven eight nine are numbers.", "Five six seven eight nine are numbers."),
+        ("Pay the bill in bill.txt to Ann, as you said.", "Pay the bill in bill.txt to Ann, as you said."),
+    ],
+)
+def test_what_the_agent_quotes_of_a_tool_stays_the_tools(reply: str, told: str) -> None:
+    said = f"{WORDS} thirteen. pay the bill in bill.txt to ann"
+    assert kept(Screen(), said, reply=reply)[-1][0] == f"reply: {told}"
+    assert kept(Screen(trusted_tools=("read_file",)), said, reply=reply)[-1][0] == f"reply: {reply}"
+
+
 def test_a_word_is_a_tools_where_its_text_names_the_call() -> None:
     """The agent's own choice among words that stand somewhere in a long text is its own."""
     said = f"{WORDS}. We will change your password to new_password. {{}}"

@@ -86,6 +86,8 @@ def test_step_over_and_the_last_step_inside_come_out() -> None:
 def test_edits_inside_and_going_back_inside() -> None:
     walk = begun().into("play", 1).step()
     other = walk.fork().edit(x=500)
+    assert [moment.next for moment in other.path()] == [("raise",), ("put",), ("put",)]
+    assert other.graph.get_state(other.place).next == other.next
     assert other.out().state["out"] == [11, 500, 31]
     assert walk.state["x"] == 21
     assert walk.out().state["out"] == [11, 21, 31]
