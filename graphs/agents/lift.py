@@ -260,7 +260,7 @@ class ThreadTrial:
 
 
 def unrated_draws(kept: ConversationStore, method: str) -> list[dict[str, Any]]:
-    """What was drawn of a method for each conversation that has no reward, and is not quarantined."""
+    """The draws of a method for each conversation that has no reward, and is not quarantined."""
     known = {one.thread for one in kept.trials.all()} | {one.id for one in kept.open_quarantines()}
     advice = ([entry for turn in one.turns for entry in turn.advice] for one in kept.turns.all() if one.id not in known)
     drawn = ([one["trial"] for one in found if "trial" in one and one["method"] == method] for found in advice)

@@ -1,4 +1,4 @@
-"""What a graph is given, and what its nodes read and return, where it is wrong: in words, in place of an error from within LangGraph.
+"""The input of a graph, and the updates of its nodes, where they are wrong: in words, in place of an error from within LangGraph.
 
 The input is looked at only when the graph failed. A thread that goes on may be given less than its graph needs to begin with, so
 nothing can be refused beforehand.
@@ -44,7 +44,7 @@ class ReadingNode(RunnableCallable):
             return self._checked(await super().ainvoke(input, config, **kwargs))
 
     def _checked(self, returned: Any) -> Any:
-        """What the node returned, if LangGraph takes all of it.
+        """The update that the node returned, if LangGraph takes all of it.
 
         Raises:
             FlowError: it is no update, or has a key that is no channel, and that the node's types do not name either.

@@ -64,7 +64,7 @@ def test_it_learns_and_only_through_its_memory_and_its_rewards() -> None:
         "shuffled": replace(plain, memory_control="shuffled"),
     }
     for name, settings in {"none": plain, **controls}.items():
-        ends[name] = mean([mean(scores(merge_steps(episode(settings=settings)), seed)[-5:]) for seed in range(4)])
+        ends[name] = mean([mean(scores(merge_steps(episode(settings=settings)), seed, 12)[-5:]) for seed in range(4)])
     assert ends["none"] > 8
     assert max(ends["cut"], ends["zero"]) < 4
     assert ends["shuffled"] < ends["none"] - 1.5

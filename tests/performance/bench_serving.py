@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,21 +59,24 @@ def free_port() -> int:
         return int(listening.getsockname()[1])
 
 
+def fresh_python(*arguments: str, said: Path) -> subprocess.Popen[bytes]:
+    """A process `python ARGUMENTS` that prints into a file."""
+    with said.open("a") as log:
+        return subprocess.Popen([sys.executable, *arguments], stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+
 @contextmanager
 def server(
-    model: str, learner: str, folder: Path, more: Sequence[str] = ()
-) -> Iterator[tuple[str, str, subprocess.Popen[bytes]]]:
-    """URL, key and process of a server that ends with the block."""
-    command = [sys.executable, "-c", "from learngraph.graphs.cli.main import main; main()", "serve", "--model", model]
+    model: str, learner: str, folder: Path, more: Sequence[str] = (), start: Callable[..., Any] = fresh_python
+) -> Iterator[tuple[str, str, Any]]:
+    """URL, key and process of a server that ends with the block; `start` makes the process, as `fresh_python` does."""
     keys = folder.parent / "keys.yaml"
     keys.write_text("bench: {keys: [bench-key-0123456789], streams: 2000}\n")
     flags = ["--port", "0", "--keys", str(keys), "--out", str(folder), "--learner", learner]
     flags += ["--livez-port", str(free_port()), *more]
     path = folder.parent / "serve.log"
-    with path.open("w") as log:
-        process = subprocess.Popen(
-            [*command, *flags], stdout=log, stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": "1"}
-        )
+    path.write_text("")
+    process = start("-m", "learngraph", "serve", "--model", model, *flags, said=path)
     try:
         deadline = time.monotonic() + 300
         while not (url := re.search(r"http://[\w.:\[\]]+", path.read_text())):

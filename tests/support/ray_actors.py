@@ -1,4 +1,4 @@
-"""Actors of a local Ray cluster, to be killed."""
+"""Processes of a local Ray cluster, to be killed."""
 
 import os
 import signal
@@ -7,8 +7,8 @@ from pathlib import Path
 from waiting import wait_until
 
 
-def actor_processes(above: int) -> list[int]:
-    """Ids of the processes of learner actors that descend from a process."""
+def ray_processes(above: int, name: str) -> list[int]:
+    """Ids of the processes below a process that work on an actor or a task of this name."""
     parents: dict[int, int] = {}
     titles: dict[int, str] = {}
     for place in Path("/proc").glob("[0-9]*"):
@@ -23,7 +23,7 @@ def actor_processes(above: int) -> list[int]:
             process = parents.get(process, 0)
         return process == above
 
-    return [process for process, title in titles.items() if title.startswith("ray::_LearnerActor") and descends(process)]
+    return [process for process, title in titles.items() if title.startswith(f"ray::{name}") and descends(process)]
 
 
 def kill_actor(above: int, seconds: float = 120.0) -> int:
@@ -31,7 +31,7 @@ def kill_actor(above: int, seconds: float = 120.0) -> int:
     killed = list[int]()
 
     def is_killed() -> bool:
-        for process in actor_processes(above):
+        for process in ray_processes(above, "_LearnerActor"):
             if ".call" in Path(f"/proc/{process}/cmdline").read_text():
                 os.kill(process, signal.SIGKILL)
                 killed.append(process)

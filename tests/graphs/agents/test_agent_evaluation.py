@@ -39,7 +39,7 @@ def test_an_arm_that_learns_is_ahead_and_one_with_shuffled_rewards_is_not() -> N
         "shuffled": learner,
         "observe": lambda store: JitRLMiddleware(store, decide=["resolve"], mode="observe"),
     }
-    report = evaluate_learning(make_agent, TASKS[:32], reward, arms=arms, seeds=4, shuffled=["shuffled"])
+    report = evaluate_learning(make_agent, TASKS[:32], reward, arms=arms, seeds=2, shuffled=["shuffled"])
     none, jitrl, shuffled, observe = report.arms
     assert jitrl.lead > 0.25
     assert jitrl.lead_ci is not None
@@ -47,12 +47,12 @@ def test_an_arm_that_learns_is_ahead_and_one_with_shuffled_rewards_is_not() -> N
     assert (observe.last, observe.lead) == (none.last, 0.0), "the control arm's agent says what it says without one"
     assert none.first == pytest.approx(0.25, abs=0.2)
     assert not observe.harmed
-    assert len(report.results) == 4 * 4 * 32
+    assert len(report.results) == 4 * 2 * 32
     assert "| jitrl " in report.table()
     orders = {(one.arm, one.seed): [] for one in report.results}
     for one in report.results:
         orders[one.arm, one.seed].append(one.task)
-    assert orders["none", 3] == orders["jitrl", 3] != orders["none", 2]
+    assert orders["none", 1] == orders["jitrl", 1] != orders["none", 0]
 
 
 def test_anybodys_memory_is_an_arm_and_what_fails_is_counted() -> None:

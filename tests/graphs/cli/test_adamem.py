@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from in_process import play_in_process
 from langchain_core.embeddings import Embeddings
 from openai_server import OpenAIServer
 
@@ -32,13 +31,6 @@ WRITTEN = {
     "synthesis": {"prompt": [["system", "Advise."], ["human", "Strategy:"]], "reply": "so: z"},
 }
 """The fields of a step at which a strategy was written."""
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Runs are played in this process, in a directory of their own."""
-
-    return play_in_process(monkeypatch, tmp_path)
 
 
 def by_hand(

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
-from in_process import draw_pictures, play_in_process
+from in_process import draw_pictures
 
 from learngraph import graphs
 from learngraph.graphs.cli.main import main
@@ -33,11 +33,6 @@ methods = ["tabular", "random"]
 seeds = 2
 episodes = 3
 """
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    return play_in_process(monkeypatch, tmp_path)
 
 
 def write(text: str, name: str = "tiny") -> str:

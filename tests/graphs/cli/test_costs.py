@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from flat_rows import flat, read_flat
-from in_process import play_in_process
 from openai_server import OpenAIServer, Said
 
 from learngraph.graphs.cli.main import main
@@ -20,11 +19,6 @@ from learngraph.tools.environments.keyword_keep import KeywordKeep
 
 ASK = ["--env", "toy", "--model", "openai:me", "--horizon", "2", "--episodes", "2"]
 PRICES = ["--price-in", "2", "--price-out", "10"]
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    return play_in_process(monkeypatch, tmp_path)
 
 
 def wait(request: dict[str, Any]) -> Said:

@@ -23,11 +23,6 @@ from learngraph.tools.environments.keyword_keep import KeywordKeep
 TOY = "run jitrl --env toy --prior uniform --horizon 8"
 
 
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    return play_in_process(monkeypatch, tmp_path)
-
-
 @pytest.mark.slow
 def test_the_command_explains_a_step_of_a_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TOY.split(), "--seeds", "1", "--episodes", "5", "--compare", "static", "--out", "r"]) == 0

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from in_process import play_in_process
 from openai_server import OpenAIServer, Said
 from waiting import wait_until
 
@@ -22,11 +21,6 @@ from learngraph.tools.environments.keyword_keep import KeywordKeep
 WORLD = KeywordKeep(horizon=2)
 ASK = ["--env", "toy", "--model", "openai:me", "--horizon", "2", "--episodes", "2"]
 TOY = ["--env", "toy", "--prior", "uniform"]
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    return play_in_process(monkeypatch, tmp_path)
 
 
 def start(seed: int) -> str:

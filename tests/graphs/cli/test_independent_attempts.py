@@ -9,18 +9,12 @@ from typing import Any
 
 import pytest
 from flat_rows import read_flat
-from in_process import play_in_process
 from openai_server import OpenAIServer, Said
 
 from learngraph.graphs.cli.main import main
 
 PUZZLE = ["--env", "game24?puzzle=1 1 4 6", "--model", "openai:me", "--episodes", "4", "--seeds", "1"]
 WRONG = "Answer: 1 + 1 + 4 + 6 = 24"
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    return play_in_process(monkeypatch, tmp_path)
 
 
 def played(*command: str, server: OpenAIServer) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from flat_rows import flat
-from in_process import draw_pictures, play_in_process
+from in_process import draw_pictures
 
 from learngraph.graphs import arms
 from learngraph.graphs.adamem import AdaMEM
@@ -37,13 +37,6 @@ from learngraph.nodes.act.episode import replay_actions
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 
 TOY = ["--env", "toy", "--prior", "uniform"]
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Runs are played in this process, in a directory of their own; starting workers takes seconds."""
-
-    return play_in_process(monkeypatch, tmp_path)
 
 
 def objects(text: str) -> list[dict[str, Any]]:

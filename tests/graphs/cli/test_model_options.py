@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from in_process import play_in_process
 from openai_server import OpenAIServer
 
 from learngraph.graphs.cli.main import main
@@ -18,11 +17,6 @@ GIVEN = ["--model-temperature", "0.25", "--max-tokens", "77", "--model-seed", "5
 GIVEN += ["--extra-body", '{"top_k": 20}']
 SENT = {"temperature": 0.25, "max_completion_tokens": 77, "seed": 5, "reasoning_effort": "low", "top_k": 20}
 SHORT = ["--env", "toy", "--model", "openai:me", "--horizon", "2", "--episodes", "1", "--seeds", "1", "--concurrency", "1"]
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    return play_in_process(monkeypatch, tmp_path)
 
 
 def writes(request: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from in_process import play_in_process
 from langchain_core.messages import AIMessage, HumanMessage
 
 import learngraph
@@ -19,9 +20,11 @@ from learngraph.nodes.recorded_model import RecordedChatModel, UnrecordedCall
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "r"
-    args = ["--env", "toy", "--seeds", "1", "--episodes", "2", "--compare", "tabular", "--workers", "1", "--out", str(folder)]
-    assert main(["run", "jitrl", *args]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        folder = play_in_process(patch, tmp_path_factory.mktemp("runs")) / "r"
+        assert (
+            main(["run", "jitrl", "--env", "toy", "--seeds", "1", "--episodes", "2", "--compare", "tabular", "--out", "r"]) == 0
+        )
     for name in PACKED:
         unpack_rows(folder / "jitrl-s0" / name)
     return folder

@@ -17,6 +17,7 @@ import bench_serving
 import httpx
 import pytest
 from claas_settings import changed
+from forks import Python
 from waiting import until, wait_until
 
 from learngraph.graphs.claas import CLaaS, Objective
@@ -181,7 +182,7 @@ def serving(out: Path, *flags: str) -> Iterator[tuple[Client, Any]]:
         "100",
         *flags,
     ]  # feedback comes before steps
-    with bench_serving.server("pocket", "process", out, more) as (url, key, process):
+    with bench_serving.server("pocket", "process", out, more, Python) as (url, key, process):
         yield Client(url, key), process
 
 

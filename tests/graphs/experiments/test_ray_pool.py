@@ -1,4 +1,4 @@
-"""Runs on a Ray cluster of several processes on this machine: the same numbers as in processes, also when a worker is killed."""
+"""Runs on a Ray cluster of several processes on this machine: the same numbers as in this one, also when a worker is killed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ray_actors import ray_processes
 from waiting import wait_until
 
 from learngraph.graphs.cli.main import main
@@ -23,22 +24,6 @@ COMMAND = ["run", "jitrl", "--env", "toy", "--prior", "uniform", "--seeds", "2",
 def rows(out: Path, name: str) -> list[dict[str, object]]:
     found = [row for seed in (0, 1) for row in read_rows(out / f"jitrl-s{seed}" / name)]
     return [{key: value for key, value in row.items() if key not in ("seconds", "usage")} for row in found]
-
-
-def worker_pids(parent: int) -> list[int]:
-    """The processes below this one in which Ray plays a task."""
-    lines = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout.splitlines()[1:]
-    children: dict[int, list[tuple[int, str]]] = {}
-    for line in lines:
-        pid, ppid, args = line.split(None, 2)
-        children.setdefault(int(ppid), []).append((int(pid), args))
-    found, ahead = list[int](), [parent]
-    while ahead:
-        for pid, args in children.get(ahead.pop(), []):
-            ahead.append(pid)
-            if args.startswith("ray::_play_in_folder"):
-                found.append(pid)
-    return found
 
 
 def test_an_unknown_engine_is_refused() -> None:
@@ -56,26 +41,24 @@ def test_a_missing_package_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
-def test_a_killed_worker_is_tried_again_without_a_double_write(tmp_path: Path) -> None:
+def test_a_killed_worker_is_tried_again_without_a_double_write(here: Path) -> None:
     pytest.importorskip("ray")
-    here, there = tmp_path / "here", tmp_path / "there"
-    assert main([*COMMAND, "12", "--out", str(here)]) == 0
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    assert main([*COMMAND, "12", "--out", "here"]) == 0
     run = subprocess.Popen(
-        [sys.executable, "-m", "learngraph", *COMMAND, "12", "--out", str(there), "--engine", "ray"],
+        [sys.executable, "-m", "learngraph", *COMMAND, "12", "--out", "there", "--engine", "ray"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env=environment,
+        env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"},
     )
+
     killed = list[int]()
 
     def is_killed() -> bool:
-        played = [path for path in there.glob("jitrl-s*/episodes.jsonl") if path.stat().st_size > 0]
-        pids = [pid for pid in worker_pids(run.pid) if pid not in killed]
-        if len(played) > len(killed) and pids:
+        played = any(path.stat().st_size for path in here.glob("there/jitrl-s*/episodes.jsonl"))
+        if played and (pids := ray_processes(run.pid, "_play_in_folder")):
             os.kill(pids[0], signal.SIGKILL)
             killed.append(pids[0])
-        return run.poll() is not None or len(killed) == 2
+        return bool(killed) or run.poll() is not None
 
     wait_until(is_killed, 300)
     said = run.communicate(timeout=300)[0].decode()
@@ -83,5 +66,5 @@ def test_a_killed_worker_is_tried_again_without_a_double_write(tmp_path: Path) -
     assert killed
     assert "Traceback" not in said
     for name in ("episodes.jsonl", "steps.jsonl"):
-        assert rows(there, name) == rows(here, name)
-    assert len(rows(there, "episodes.jsonl")) == 24
+        assert rows(here / "there", name) == rows(here / "here", name)
+    assert len(rows(here / "there", "episodes.jsonl")) == 24

@@ -15,13 +15,7 @@ COMMAND = ["run", "icrl", "--env", "game24?order=difficulty", "--model", "openai
 
 
 @pytest.fixture
-def server() -> Any:
-    """The class `OpenAIServer` of tests/support/openai_server.py."""
-    return OpenAIServer
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def here(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Threads of this process; starting workers takes seconds."""
 
     def work(
@@ -30,9 +24,8 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         return pool.play_in_threads(batches, play, concurrency)
 
     monkeypatch.setattr(pool, "run_workers", work)
-    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    return tmp_path
+    return here
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -47,8 +40,8 @@ def rows(folder: Path) -> dict[str, list[Any]]:
 
 
 @pytest.mark.slow
-def test_concurrent_runs_are_those_one_after_the_other(here: Path, server: Any) -> None:
-    with server(replies=answer) as api:
+def test_concurrent_runs_are_those_one_after_the_other(here: Path) -> None:
+    with OpenAIServer(replies=answer) as api:
         command = [*COMMAND, "--base-url", api.url]
         assert main([*command, "--out", "one", "--concurrency", "1"]) == 0
         assert main([*command, "--out", "four", "--concurrency", "4"]) == 0

@@ -967,7 +967,7 @@ def users(batch: Minibatch | None) -> Counter[str]:
 
 def test_no_end_user_fills_a_minibatch(tmp_path: Path) -> None:
     with opened(tmp_path) as replay:
-        give(replay, "mallory", 500)
+        give(replay, "mallory", 50)
         for name in ("ann", "bob", "cem", "dan", "eve"):
             give(replay, name, 3, feedback=GOOD)
         for _ in range(10):
@@ -980,11 +980,11 @@ def test_no_end_user_fills_a_minibatch(tmp_path: Path) -> None:
 
 def test_one_end_user_of_several_teaches_nothing_alone(tmp_path: Path) -> None:
     with opened(tmp_path) as replay:
-        give(replay, "mallory", 500)
+        give(replay, "mallory", 50)
         assert users(replay.lease("acme", "default", 8)) == {"mallory": 8}  # the only one there is
     (tmp_path / "more").mkdir()
     with opened(tmp_path / "more") as replay:
-        give(replay, "mallory", 500)
+        give(replay, "mallory", 50)
         replay.append(exchange("hello", user="ann"))  # another one chats, and says nothing of the replies
         assert replay.lease("acme", "default", 8) is None
         give(replay, "ann", 4)

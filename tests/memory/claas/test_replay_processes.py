@@ -260,7 +260,7 @@ def test_the_command_keeps_its_buffer_there_and_goes_on_after_a_kill(url: str, t
     said = {"model": "guard", "messages": [{"role": "user", "content": "say raven ."}], "max_tokens": 4}
     ids = []
     for _ in range(2):
-        with bench_serving.server("guard", "off", tmp_path / "out", ["--buffer", secret]) as (address, key, process):
+        with bench_serving.server("guard", "off", tmp_path / "out", ["--buffer", secret], Python) as (address, key, process):
             client = httpx.Client(base_url=address, headers={"authorization": f"Bearer {key}"}, timeout=PATIENCE)
             ids.append(client.post("/v1/chat/completions", json=said).json()["id"])
             for id in ids:  # also of a reply that was served before the kill

@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from forks import run_python
 
 FILES = {
     "memory": ("langgraph-checkpoint", "tests/test_store.py"),
@@ -65,7 +66,7 @@ def sources(pytestconfig: pytest.Config) -> dict[str, Path]:
 def test_langgraphs_store_tests_pass(suite: str, place: str, sources: dict[str, Path], tmp_path: Path) -> None:
     package, file = FILES[suite]
     report = tmp_path / "report.xml"
-    command = [sys.executable, "-m", "pytest", file, "-c", os.devnull, "--rootdir", ".", f"--junitxml={report}"]
+    command = ["-m", "pytest", file, "-c", os.devnull, "--rootdir", ".", f"--junitxml={report}"]
     options = ["-p", "no:cacheprovider", "-p", "langgraph_suite", "-o", "asyncio_mode=auto", "-q", "--tb=short"]
     paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {
@@ -73,7 +74,7 @@ def test_langgraphs_store_tests_pass(suite: str, place: str, sources: dict[str, 
         "SUITE_STORE": place,
         "SUITE_DIRECTORY": str(tmp_path),
     }
-    ran = subprocess.run(command + options, cwd=sources[package], env=environment, capture_output=True, text=True, timeout=600)
+    ran = run_python(*command, *options, folder=sources[package], environment=environment)
     assert report.exists(), ran.stdout[-3000:] + ran.stderr[-3000:]
     cases = {case.attrib["name"]: case for case in ElementTree.parse(report).iter("testcase")}
     failed = {name for name, case in cases.items() if case.find("failure") is not None or case.find("error") is not None}

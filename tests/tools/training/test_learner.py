@@ -22,7 +22,7 @@ from learngraph.memory.records import ChatRequest, Correction, Exchange, Feedbac
 from learngraph.nodes.prompt import Prompt
 from learngraph.tools.local.fingerprint import fingerprint
 from learngraph.tools.local.model import LocalChatModel
-from learngraph.tools.models.models import POCKET, open_model
+from learngraph.tools.models.models import POCKET
 from learngraph.tools.pocket import guard
 from learngraph.tools.training.calls import LearnerSettings
 from learngraph.tools.training.examples import hindsight_block
@@ -39,13 +39,6 @@ QUICK: dict[str, Any] = {"learning_rate": 3e-3, "warmup_steps": 1}
 
 def take_step(learner: InProcessLearner, lot: Minibatch) -> Update:
     return learner.step(lot, learner.correct(lot))
-
-
-@pytest.fixture(scope="module")
-def pocket() -> LocalChatModel:
-    model = open_model("pocket", threads=1)
-    assert isinstance(model, LocalChatModel)
-    return model
 
 
 @pytest.fixture

@@ -27,20 +27,12 @@ from learngraph.nodes.prompt import Prompt
 from learngraph.tools.local.engine import LocalEngine
 from learngraph.tools.local.fingerprint import fingerprint
 from learngraph.tools.local.model import LocalChatModel
-from learngraph.tools.models.models import open_model
 from learngraph.tools.training.calls import LearnerSettings
 from learngraph.tools.training.learner import InProcessLearner
 
 HINDSIGHT = Prompt.load("claas/hindsight").parts[0][1].template
 LORA = LoRA(rank=4, alpha=8.0)
 QUESTION = "You are in the kitchen.\nnorth: hall\ntake: lamp"
-
-
-@pytest.fixture(scope="module")
-def pocket() -> LocalChatModel:
-    model = open_model("pocket", threads=1)
-    assert isinstance(model, LocalChatModel)
-    return model
 
 
 class Place:

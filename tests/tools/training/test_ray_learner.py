@@ -12,7 +12,7 @@ from ray_actors import kill_actor
 from learngraph.memory.claas.settings import LoRA, Objective
 from learngraph.memory.errors import UserError, machine_error
 from learngraph.memory.records import Feedback
-from learngraph.tools.models.models import open_model
+from learngraph.tools.local.model import LocalChatModel
 from learngraph.tools.training.calls import LearnerModel, LearnerSettings
 from learngraph.tools.training.learner import InProcessLearner
 from learngraph.tools.training.learner_worker import WorkerLearner
@@ -32,10 +32,9 @@ def learner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerLearner]
 
 
 def test_killed_in_mid_step_it_makes_the_same_bytes_as_the_learner_in_this_process(
-    learner: WorkerLearner, tmp_path: Path
+    learner: WorkerLearner, pocket: LocalChatModel, tmp_path: Path
 ) -> None:
     """Three steps, so that moments travel, too; in the second one the actor dies, and a new one has it all again."""
-    pocket = open_model("pocket", threads=1)
     shelf = StoredVersions(tmp_path)
     here = InProcessLearner(pocket, shelf.folder, shelf.write, SMALL)
     assert learner.base == here.base
@@ -57,8 +56,8 @@ def test_killed_in_mid_step_it_makes_the_same_bytes_as_the_learner_in_this_proce
     assert learner.measure("", texts) == here.measure("", texts)
 
 
-def test_errors_come_back_as_they_were_raised(learner: WorkerLearner) -> None:
-    batch = minibatch(open_model("pocket", threads=1), learner.base)
+def test_errors_come_back_as_they_were_raised(learner: WorkerLearner, pocket: LocalChatModel) -> None:
+    batch = minibatch(pocket, learner.base)
     alien = replace(batch, exchanges=(replace(batch.exchanges[0], tenant="other"),))
     with pytest.raises(UserError, match="has an exchange of other/default in it") as caught:
         learner.correct(alien)
