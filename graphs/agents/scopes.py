@@ -455,10 +455,7 @@ class ScopedLearner(Generic[Index]):
         """An entry in words, a line each."""
         recalled = entry.get("recalled", ())
         cached = f"; {entry['cached']:.0%} of the prompt was sent before" if "cached" in entry else ""
-        return [
-            f"{entry['method']}: recalled {', '.join(recalled) if recalled else 'nothing'}{cached}",
-            *entry.get("said", ()),
-        ]
+        return [f"{entry['method']}: recalled {', '.join(recalled) if recalled else 'nothing'}{cached}", *entry.get("said", ())]
 
     def forget(self, threads: Sequence[ThreadId] | None = None, **scope: ScopeValue) -> int:
         """Delete what is kept of these threads, or of all of the scope; returns the number of trajectories deleted.

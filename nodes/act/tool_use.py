@@ -433,36 +433,34 @@ class UseTools(Runnable[CallsToMake, CallResults]):
         return ToolMessage(trim_middle(str(came), self.max_output_chars), tool_call_id=id, name=name, status=status)
 
     def invoke(self, input: CallsToMake, config: RunnableConfig | None = None, **kwargs: Any) -> CallResults:
-        play = self._play(input)
+        play, came = self._play(input), cast(Any, None)
         with self.toolset.close_on_error(input["session"]):
-            try:
-                tool, call = next(play)
-                while True:
-                    try:
-                        came: Any = tool.invoke(cast(Any, call), config)
-                    except (UserError, GraphBubbleUp):
-                        raise
-                    except Exception as error:
-                        came = error
+            while True:
+                try:
                     tool, call = play.send(came)
-            except StopIteration as done:
-                return cast(CallResults, done.value)
+                except StopIteration as done:
+                    return cast(CallResults, done.value)
+                try:
+                    came = tool.invoke(cast(Any, call), config)
+                except (UserError, GraphBubbleUp):
+                    raise
+                except Exception as error:
+                    came = error
 
     async def ainvoke(self, input: CallsToMake, config: RunnableConfig | None = None, **kwargs: Any) -> CallResults:
-        play = self._play(input)
+        play, came = self._play(input), cast(Any, None)
         with self.toolset.close_on_error(input["session"]):
-            try:
-                tool, call = next(play)
-                while True:
-                    try:
-                        came: Any = await tool.ainvoke(cast(Any, call), config)
-                    except (UserError, GraphBubbleUp):
-                        raise
-                    except Exception as error:
-                        came = error
+            while True:
+                try:
                     tool, call = play.send(came)
-            except StopIteration as done:
-                return cast(CallResults, done.value)
+                except StopIteration as done:
+                    return cast(CallResults, done.value)
+                try:
+                    came = await tool.ainvoke(cast(Any, call), config)
+                except (UserError, GraphBubbleUp):
+                    raise
+                except Exception as error:
+                    came = error
 
 
 def _arguments(tool: BaseTool) -> str:
