@@ -229,7 +229,7 @@ class MethodInputs:
 
     def __post_init__(self) -> None:
         lost = [name for name in ("observe", "abstract") if not hasattr(self.environment, name)]
-        if lost and self.environment is not None:  # a drawing has none
+        if len(lost) == 2 and self.environment is not None:  # a drawing has none, a conversation half of one
             raise UserError(f"environment is a world, and {self.environment!r:.60} has no {' and no '.join(lost)}")
         if self.judge is not None:
             object.__setattr__(self, "environment", without_verdicts(self.environment))
