@@ -164,6 +164,8 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
     def _recollect(self, nodes: Mapping[str, Any], state: Mapping[str, Any], place: Place) -> dict[str, Any]:
         """The channels of the node `recollect`, of each user within his share."""
         found = dict(nodes["recollect"](state))
+        if found["precedents"]:
+            found["nearest_similarity"] = None  # it was alike enough, whether it is shown or not
         return found | {"precedents": self.share_out(place, found["precedents"], lambda one: one.trajectory)}
 
     def _declined(self, state: Mapping[str, Any], place: Place) -> list[str]:
@@ -289,6 +291,8 @@ def _entry(state: Mapping[str, Any], usage: Usage, *, drafted: bool = False, fai
         "usage": usage_record(usage),
         "said": _words(state, usage, drafted, failure),
     }
+    if failure or (usage.malformed and strategy is None):
+        entry["unwritten"] = failure or "the strategist's replies could not be read"
     if nearest is not None and not precedents:
         entry["nearest"] = round(nearest, 4)
     return entry

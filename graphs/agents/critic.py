@@ -6,7 +6,7 @@ came from another process, after the next model call in their scope (`study="bac
 id derived from the conversation's: two processes that study the same conversation keep one text. Feedback that changes has the
 conversation studied again.
 
-No conversation stops the others. Replies that cannot be read are counted, and not asked for again; so is a conversation that cannot be
+No conversation stops the others. A reply that cannot be read is asked for again, at most twice (nodes/ask.py); then the conversation is given up, and counted; so is a conversation that cannot be
 shown to the critic. One that the critic fails at goes to the end of the queue, and counts as unreadable after `MOST_TRIES` if the critic
 has answered about others meanwhile. A critic that cannot be asked at all leaves conversations waiting, and nothing else fails.
 """

@@ -107,7 +107,7 @@ class AdvisedPrompts:
         more = list(self.trial.said)
         if self.room.left_out:
             found["left_out"] = self.room.left_out
-            words = f"{self.room.left_out} more, worth less, left out: all advice of a conversation may take {self.room.most} tokens"
+            words = f"{self.room.left_out} more, worth less, left out: all advice in a prompt of a thread may take {self.room.most} tokens"
             more.append(f"{words} (max_added_tokens)")
         if more:
             found["said"] = list(dict.fromkeys([*said.get("said", ()), *more]))

@@ -59,7 +59,7 @@ class ImportReport:
 
     def __str__(self) -> str:
         said = [f"read {plural(self.read, 'trace')}: {self.rated} with a reward or words, {self.unrated} without"]
-        said += [f"  left out, {count} times: {reason}" for reason, count in self.left_out.most_common()]
+        said += [f"  left out, {plural(count, 'time')}: {reason}" for reason, count in self.left_out.most_common()]
         return "\n".join([*said, *self.written])
 
 

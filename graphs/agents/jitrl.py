@@ -99,6 +99,7 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
     """
 
     method: ClassVar[str] = "jitrl"
+    needs: ClassVar[str] = "a reward, and a call of a tool in decide="
 
     def __init__(
         self,
@@ -205,7 +206,7 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         note = f"memory changed {changes} of {plural(decisions, 'decision')}{against}"
         note += f": these conversations earned {earned[True]} on average, the others {earned[False]}" if changes else ""
         found = super().status(**scope)
-        return replace(found, notes=(*found.notes, note)) if decisions else found
+        return replace(found, notes=(*found.notes, *([note] if decisions else []), *self.decisions.missing))
 
     def describe(self, entry: Mapping[str, Any]) -> list[str]:
         """An entry in words, a line each."""
@@ -234,12 +235,9 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         key, world = str(self.state_key(request.messages)), ChatWorld(DOMAIN)
         nodes = {**VARIANT_NODES[self.settings.advantage_estimator](self.settings, memory.returns, world, None)}  # type: ignore[arg-type]
         nodes["advise"] = replace(nodes["advise"], untried_share=UNTRIED_SHARE)  # type: ignore[type-var]
+        where = {"task": place.task, "run": place.thread, "episode": place.number, "step": place.step, "head": ""}
         state: dict[str, Any] = {
-            "task": place.task,
-            "run": place.thread,
-            "episode": place.number,
-            "step": place.step,
-            "head": "",
+            **where,
             "observation": Observation(key),
             "before": self._decisions_of_turn(request),
             "nodes": nodes,

@@ -96,8 +96,8 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         reviews: whether a person's edit or rejection of a tool call (HumanInTheLoopMiddleware) is feedback on the turn by itself,
             until somebody gives it a reward. Names of tools: so is a call of these that a person let pass, since he sees them all.
         place: advice is given when it changes (`turn`), or once a thread (given_advice.py). None: as suits the method.
-        max_added_tokens: tokens that advice may add to the prompts of a conversation, in all of its turns together, by an upper
-            estimate: what is worth least is left out first. None: as many as the method's own limits allow.
+        max_added_tokens: tokens of all advice that stands in a prompt, of all turns of its thread together, by an upper estimate; each
+            model call sends them. What is worth least is left out first. None: as many as the method's own limits allow.
         options: those of `ScopedLearner`.
     """
 
@@ -253,10 +253,8 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             trial = self.plan.draw(key, memory.ledger, known, is_guided=self.mode == "guide")
             are_known = partial(self.are_known, memory)
             prompts = AdvisedPrompts(request, self.method, self.place, trial, are_known, self.max_added_tokens)
-            plain, place = (
-                request.override(messages=plain_messages(request.messages)),
-                replace(place, trial=trial, room=prompts.room),
-            )
+            plain = request.override(messages=plain_messages(request.messages))
+            place = replace(place, trial=trial, room=prompts.room)
             return OpenConsultation(self.method, self.consult(plain, place, memory.index), prompts, place)
         except ScopeError:
             raise

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
 from langchain_core.runnables import Runnable
 from langgraph.store.base import BaseStore
@@ -125,14 +125,8 @@ class ReasoningBankMiddleware(CriticMiddleware[Lessons]):
         """Call the model with the lessons."""
         # The same lessons at each call of a turn.
         key = self.state_key(request.messages[: last_user_message(request.messages) + 1])
-        consult = Consult(
-            content,
-            self._world,  # type: ignore[arg-type]
-            k=self.reach(self.settings.k),
-            by=self.settings.retrieval_unit,
-            min_similarity=self.min_similarity,
-            limit=MOST_LESSONS,
-        )
+        k, by, world = self.reach(self.settings.k), self.settings.retrieval_unit, cast(Any, self._world)
+        consult = Consult(content, world, k=k, by=by, min_similarity=self.min_similarity, limit=MOST_LESSONS)
         found = consult({"task": Task(place.task.id, key), "run": place.thread, "episode": place.number})
         most = 2**31 if self.settings.max_memory_tokens is None else self.settings.max_memory_tokens
         if self.user.names:  # of as many as there is room for
@@ -145,6 +139,7 @@ class ReasoningBankMiddleware(CriticMiddleware[Lessons]):
             lines = lessons_text(content, ids, most, estimate_tokens)
             return self._prompt.text(lessons=escape_tags(lines.rstrip())) if lines else ""
 
+        were_alike = bool(found["lessons"])
         found["lessons"] = place.choose(found["lessons"], text)
         section = text(found["lessons"])
         if place.room.left_out:
@@ -156,6 +151,6 @@ class ReasoningBankMiddleware(CriticMiddleware[Lessons]):
             "tokens": estimate_tokens(section),
             "said": [lesson_line(one).strip() for one in lessons],
         }
-        if not lessons:
+        if not lessons and not were_alike:
             entry["nearest"] = content.nearest_similarity(key, DOMAIN)
         return (yield from self.ask_with(request, section, entry))

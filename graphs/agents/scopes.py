@@ -14,8 +14,9 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypedDict, TypeVar, Unpack
 from uuid import UUID
@@ -28,7 +29,7 @@ from ...memory.conversations.messages import StateKey, goal_and_last_turn
 from ...memory.conversations.recorded import ConversationSource
 from ...memory.conversations.screen import Screen
 from ...memory.conversations.store import Conversation, ConversationStore, Rating, RatingOptions, finite_reward
-from ...memory.errors import UserError, plural
+from ...memory.errors import UserError, did_you_mean, plural
 from ...memory.records import Trajectory
 from ...memory.telemetry import memory_names, span
 from .agent_identity import ROOT, AgentIdentity
@@ -92,7 +93,11 @@ class ScopeMemory(Generic[Index]):
     consulted: int = 0
     """Model calls for which this process looked into it."""
     recalled: int = 0
-    """Of these, the ones for which it had something."""
+    """Model calls of these with something recalled, and with room to show it."""
+    unshown: int = 0
+    """The ones for which `max_added_tokens` had no room for any of it."""
+    unwritten: list[str] = field(default_factory=list)
+    """The reasons for which a model that was to write advice did not, one a call."""
     left_out: int = 0
     """Of these, the ones for which `max_added_tokens` had no room for all of it."""
     ledger: TrialLedger = field(default_factory=lambda: TrialLedger(""))
@@ -111,12 +116,15 @@ class ScopeMemory(Generic[Index]):
         """
         if not entry.get("consulted", True):
             return
+        has_room = "left_out" not in entry
+        is_shown = has_room or entry.get("added_tokens", 0) > 0
         self.consulted += 1
-        self.recalled += bool(entry["recalled"] or entry.get("left_out"))
-        self.left_out += "left_out" in entry
+        self.recalled += bool(entry["recalled"] or not has_room) and is_shown
+        self.left_out, self.unshown = self.left_out + (not has_room), self.unshown + (not is_shown)
+        self.unwritten += [entry["unwritten"]] if "unwritten" in entry else []
         if (near := entry.get("nearest")) is not None:
             self.nearest = max(near, self.nearest or 0.0)
-        if self.consulted == CONSULTATIONS_BEFORE_WARNING and not self.recalled:
+        if self.consulted == CONSULTATIONS_BEFORE_WARNING and not self.recalled + self.unshown:
             why = "status() says why" if self.ids else "no feedback has come yet: call feedback(thread_id, reward=...)"
             place, words = "/".join(self.conversations.scope), "%s: nothing was recalled for the first %d model calls of %s; %s"
             LOG.warning(words, entry["method"], self.consulted, place, why)
@@ -164,7 +172,7 @@ class ScopedLearner(Generic[Index]):
             conversations are quarantined (memory/conversations/screen.py). None: neither.
         hold: True: nothing is learned from a rated conversation before a person calls `release`. A function is given the
             conversation, and says whether to hold it: a shadow evaluation, say.
-        raters: who may give feedback, by `source`; not given: anybody.
+        raters: who may give feedback, by the `source` that the caller of `feedback` says; not given: anybody.
         control: share of the threads, by a hash of their ids, that get no advice: `lift` says what it is worth.
         holdout: probability with which a recalled item is withheld from a thread: the one with the fewest trials.
         min_lift: an item whose lift is surely below this reward is shown no more; None: no item is retired. It needs `holdout`.
@@ -180,39 +188,36 @@ class ScopedLearner(Generic[Index]):
 
     method: ClassVar[str] = ""
     """Name of the method in records."""
+    needs: ClassVar[str] = "feedback with a reward"
+    """What a conversation takes to be recalled."""
 
-    def __init__(
-        self,
-        store: BaseStore | str | Path | None = None,
-        *,
-        name: str | None = None,
-        mode: Mode = "guide",
-        scope: Sequence[str] = ("tenant?",),
-        task: Callable[[Sequence[AnyMessage]], str] | None = None,
-        state_key: StateKey = goal_and_last_turn,
-        reward_range: tuple[float, float] | None = None,
-        refresh_seconds: float = 1.0,
-        screen: Screen | None = DEFAULT_SCREEN,
-        hold: bool | Callable[[Conversation], bool] = False,
-        raters: Sequence[str] | None = None,
-        control: float = 0.0,
-        holdout: float = 0.0,
-        min_lift: float | None = None,
-        user: str = "",
-        max_user_share: float = 0.25,
-    ) -> None:
-        if mode not in ("guide", "observe", "off"):
+    def __init__(self, store: BaseStore | str | Path | None = None, **options: Unpack[ScopeOptions]) -> None:
+        own = {
+            name for kind in type(self).__mro__ for name in getattr(vars(kind).get("__init__"), "__kwdefaults__", None) or ()
+        }
+        for name in options.keys() - ScopeOptions.__annotations__.keys():
+            near = did_you_mean(name, sorted(own | ScopeOptions.__annotations__.keys()))
+            raise UserError(f"{type(self).__name__} has no option {name!r}{near}")
+        given: Any = options
+        get = given.get
+        if (mode := get("mode", "guide")) not in ("guide", "observe", "off"):
             raise UserError(f"mode is guide, observe or off, got {mode!r}")
-        self.agent, self.scope, self.mode = AgentIdentity(store, name), AgentScope(scope), mode
-        if not 0 < max_user_share <= 1:
+        self.mode: Mode = mode
+        self.agent, self.scope = AgentIdentity(store, get("name")), AgentScope(get("scope", ("tenant?",)))
+        for name in ("refresh_seconds", "control", "holdout", "min_lift", "max_user_share"):
+            if not isinstance(number := get(name, 0.0), Real | None):
+                raise UserError(f"{name} is a number, got {number!r}")
+        if not 0 < (share := get("max_user_share", 0.25)) <= 1:
             raise UserError(
-                f"max_user_share is the share of one user in what others are shown, above 0 and at most 1; got {max_user_share}"
+                f"max_user_share is the share of one user in what others are shown, above 0 and at most 1; got {share}"
             )
-        self.user, self.max_user_share = AgentScope((user,) if user else ()), max_user_share
-        self.refresh_seconds = refresh_seconds
-        self.rewards, self.plan = RewardScale(reward_range), TrialPlan(control, holdout, min_lift)
-        self._task, self.screen, self._hold = task, screen or NO_SCREEN, hold
-        self.state_key, self._raters = self.screen.state_key(state_key), raters
+        self.user = AgentScope((user,) if (user := get("user", "")) else ())
+        self.max_user_share, self.refresh_seconds = float(share), float(get("refresh_seconds", 1.0))
+        self.rewards = RewardScale(get("reward_range"))
+        self.plan = TrialPlan(get("control", 0.0), get("holdout", 0.0), get("min_lift"))
+        self._task, self._hold = get("task"), get("hold", False)
+        self.screen: Screen = get("screen", DEFAULT_SCREEN) or NO_SCREEN
+        self.state_key, self._raters = self.screen.state_key(get("state_key", goal_and_last_turn)), get("raters")
         self._scopes: OrderedDict[tuple[str, ...], ScopeMemory[Index]] = OrderedDict()
         self._stores: WeakValueDictionary[tuple[str, ...], ConversationStore] = WeakValueDictionary()
         self._lock = threading.Lock()
@@ -291,31 +296,26 @@ class ScopedLearner(Generic[Index]):
     def note_rating(self, labels: tuple[str, ...], thread: str, rating: Rating) -> None:
         """Act on a rating that was kept in the scope with these labels; most methods read it when they recall."""
 
-    async def afeedback(
-        self,
-        thread_id: ThreadId | None = None,
-        *,
-        reward: float | None = None,
-        text: str | None = None,
-        run_id: str | UUID | None = None,
-        source: str = "user",
-        **scope: ScopeValue,
-    ) -> Rating:
-        """As `feedback`, in a program that is awaited."""
-        rate = partial(self.feedback, thread_id, reward=reward, text=text, run_id=run_id, source=source, **scope)
-        return await asyncio.to_thread(rate)
+    async def afeedback(self, thread_id: ThreadId | None = None, **said: Any) -> Rating:
+        """As `feedback`, with the same arguments, in a program that is awaited."""
+        return await asyncio.to_thread(partial(self.feedback, thread_id, **said))
 
     def status(self, **scope: ScopeValue) -> LearnerStatus:
         """The state of this learner in a scope: what was learned, and what kept it from learning."""
         memory = self._refreshed(self._labels(scope))
         rated = memory.conversations.trajectories.count()
-        held = len(memory.conversations.open_quarantines())
+        kept = [bool(memory.conversations.ratings(one.id)) for one in memory.conversations.open_quarantines()]
         notes = tuple(f"retired {retirement(one)}" for one in memory.ledger.retired.values())
         if memory.left_out:
-            notes += (f"max_added_tokens had no room for all that was recalled in {plural(memory.left_out, 'model call')}",)
-        return LearnerStatus(
-            self.method, rated, memory.consulted, memory.recalled, memory.nearest, quarantined=held, notes=notes
-        )
+            calls, none = plural(memory.left_out, "model call"), memory.unshown
+            notes += (
+                f"max_added_tokens had no room for all that was recalled in {calls}, and for none of it in {none:,} of these",
+            )
+        if memory.unwritten:
+            calls, why = plural(len(memory.unwritten), "model call"), memory.unwritten[-1]
+            notes += (f"no advice was written in {calls}, the last: {why}; another strategist= may do better",)
+        found = LearnerStatus(self.method, rated, memory.consulted, memory.recalled, nearest=memory.nearest, notes=notes)
+        return replace(found, unshown=memory.unshown, needs=self.needs, quarantined=len(kept), held=sum(kept))
 
     def lift(self, **scope: ScopeValue) -> Lift:
         """The worth of the memory of a scope and of each item in it, in reward, with 95 % intervals that hold whenever one looks."""
@@ -455,6 +455,8 @@ class ScopedLearner(Generic[Index]):
         """An entry in words, a line each."""
         recalled = entry.get("recalled", ())
         cached = f"; {entry['cached']:.0%} of the prompt was sent before" if "cached" in entry else ""
+        if entry.get("mode") == "observe" and recalled:
+            cached = f", and showed nothing of it, since the mode is observe{cached}"
         return [f"{entry['method']}: recalled {', '.join(recalled) if recalled else 'nothing'}{cached}", *entry.get("said", ())]
 
     def forget(self, threads: Sequence[ThreadId] | None = None, **scope: ScopeValue) -> int:

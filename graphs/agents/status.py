@@ -24,7 +24,11 @@ class LearnerStatus:
     consulted: int = 0
     """Model calls for which this process looked into memory; for JitRL these are the decisions."""
     recalled: int = 0
-    """Of these, the ones for which memory had something."""
+    """Of these, the ones for which memory had something, and room to show it."""
+    unshown: int = 0
+    """The ones for which `max_added_tokens` had no room for any of it."""
+    needs: str = "feedback with a reward"
+    """What a conversation takes to be recalled."""
     nearest: float | None = None
     """The greatest similarity in [0, 1] at the others, where nothing was alike enough; None: not measured."""
     studied: int = 0
@@ -41,36 +45,45 @@ class LearnerStatus:
     """The last error of the critic's model, if it could not be asked; empty without one."""
     quarantined: int = 0
     """Conversations that nothing is learned from until a person releases them."""
+    held: int = 0
+    """Of these, the ones with feedback."""
     notes: tuple[str, ...] = ()
     """Sentences of the method about itself."""
 
     @property
     def share(self) -> float:
-        """Share of the model calls with something recalled, in [0, 1]."""
-        return self.recalled / self.consulted if self.consulted else 0.0
+        """Share of the model calls with something recalled, shown or not, in [0, 1]."""
+        return (self.recalled + self.unshown) / self.consulted if self.consulted else 0.0
 
     @property
     def problems(self) -> tuple[str, ...]:
         """The reasons for which less was learned than could be, a sentence each; empty if there is none."""
         found = []
-        if not self.rated:
+        if not self.rated and not self.held:
             found.append("no conversation has feedback: call feedback(thread_id, reward=...)")
         if self.quarantined:
             say_why = "quarantine_reasons() says why, release(thread_id) lets one in"
-            found.append(f"nothing is learned from {plural(self.quarantined, 'conversation')}: {say_why}")
+            feedback = f", {self.held} of them with feedback" if self.held else ""
+            found.append(f"nothing is learned from {plural(self.quarantined, 'conversation')}{feedback}: {say_why}")
         if self.failure:
             found.append(f"the critic could not be asked: {self.failure}")
         elif self.waiting and not self.studied:
             found.append(
-                f"{self.waiting} conversations wait for the critic: in the agent's process it studies them soon, and learn() at once"
+                f"waiting for the critic: {self.waiting}; in the agent's process it studies them soon, and learn() at once"
             )
         if self.unreadable:
             lost, all_studied = len(self.unreadable), self.studied
             found.append(f"{lost} of {all_studied} replies of the critic could not be read, the last: {self.unreadable[-1]}")
         if self.alike:
-            found.append(f"{self.alike} groups of conversations had equal rewards, and nothing to compare")
+            found.append(f"{plural(self.alike, 'group')} of conversations had equal rewards, and nothing to compare")
         is_known = self.consulted >= FEW or self.nearest  # else memory may have been empty until now
-        if self.rated and self.consulted and is_known and self.share < LOW_SHARE:
+        if self.studied and not self.lessons:
+            found.append(
+                f"the critic has kept no lesson of what it studied, {self.studied} in all, so that there is nothing to recall"
+            )
+        elif self.rated and self.consulted >= FEW and not self.nearest and not self.share:
+            found.append(f"nothing that was rated is recalled: that takes {self.needs}")
+        elif self.rated and self.consulted and is_known and self.share < LOW_SHARE:
             near = f", the nearest had similarity {self.nearest:.2f}" if self.nearest is not None else ""
             found.append(
                 f"recalled in {self.share:.0%} of {plural(self.consulted, 'model call')}: states are hardly ever alike{near}; give a "
@@ -80,9 +93,9 @@ class LearnerStatus:
 
     def __str__(self) -> str:
         counts = [
-            f"{self.rated} rated conversations",
+            plural(self.rated, "rated conversation"),
             f"{self.recalled} of {self.consulted} model calls had something recalled",
         ]
         if self.studied or self.waiting:
-            counts.insert(1, f"{self.studied} studied, {self.waiting} waiting, {self.lessons} lessons")
+            counts.insert(1, f"{self.studied} studied, {self.waiting} waiting, {plural(self.lessons, 'lesson')}")
         return "\n".join([f"{self.method}: {'; '.join(counts)}", *(f"  {one}" for one in (*self.notes, *self.problems))])

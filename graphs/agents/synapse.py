@@ -54,6 +54,7 @@ class SynapseMiddleware(LearningMiddleware[Trajectories]):
     """
 
     method: ClassVar[str] = "synapse"
+    needs: ClassVar[str] = "a reward above 0 (or success_threshold), and words in common"
 
     def __init__(
         self,
@@ -88,15 +89,11 @@ class SynapseMiddleware(LearningMiddleware[Trajectories]):
         found = self._exemplars_of_turn(request.state, place, memory)
         if found is None:
             state = episode_channels(request.messages[: last_user_message(request.messages) + 1], place, self.state_key)
-            recollect = Recollect(
-                memory,
-                parts.environment,
-                parts.journal,
-                k=self.reach(self.settings.k),
-                kind=self.settings.outcomes,
-                min_similarity=self.min_similarity,
-            )
+            k, kind, least = self.reach(self.settings.k), self.settings.outcomes, self.min_similarity
+            recollect = Recollect(memory, parts.environment, parts.journal, k=k, kind=kind, min_similarity=least)
             found = dict(recollect(state))  # type: ignore[arg-type]
+            if found["precedents"]:
+                found["nearest_similarity"] = None  # it was alike enough, whether it is shown or not
             found["precedents"] = self.share_out(place, found["precedents"], lambda one: one.trajectory, self.settings.k)
 
         def text(precedents: Sequence[Precedent]) -> str:
@@ -105,8 +102,6 @@ class SynapseMiddleware(LearningMiddleware[Trajectories]):
 
         found["precedents"] = place.choose(found["precedents"], text, lambda one: one.trajectory)
         section = text(found["precedents"])
-        if place.room.left_out:
-            found["nearest_similarity"] = None  # it was alike enough
         return (yield from self.ask_with(request, section, _entry(found, estimate_tokens(section))))
 
     def _exemplars_of_turn(self, state: Mapping[str, Any], place: Place, memory: Trajectories) -> dict[str, Any] | None:

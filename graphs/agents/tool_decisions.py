@@ -24,7 +24,7 @@ from langchain_core.messages import AIMessage, AnyMessage
 from ...memory.conversations.messages import REPLY, StateKey, last_user_message, read_call
 from ...memory.conversations.origins import FROM_TOOL
 from ...memory.conversations.reviews import REJECTED
-from ...memory.errors import UserError
+from ...memory.errors import UserError, did_you_mean
 from ...memory.records import Neighbour, Trajectory, Transition
 from ...memory.returns.experiences import Experiences, ExperienceScope
 from ...nodes.act.decide import ENOUGH_EVIDENCE
@@ -85,6 +85,9 @@ class ToolDecisions:
     _open: frozenset[str] = field(default=frozenset(), repr=False)
     """Names of the tools that are there now."""
 
+    missing: Sequence[str] = ()
+    """Sentences about names in `decide` that are none of the tools at the last call."""
+
     def __post_init__(self) -> None:
         if isinstance(self.decide, str) or not self.decide:
             raise UserError(f"decide names the tools that are decisions, such as ['resolve']; got {self.decide!r}")
@@ -98,6 +101,9 @@ class ToolDecisions:
             UserError: an argument that was named is none of the tool's.
         """
         found: dict[str, Mapping[str, Any]] = {}
+        names = [str(tool_schema(tool)["name"]) for tool in tools]
+        absent = {name: did_you_mean(name, names) for name in self.decide if name not in names}
+        self.missing = [f"decide names {one}, and the agent has no such tool{near}" for one, near in absent.items()]
         for tool in tools:
             function = tool_schema(tool)
             if function["name"] in self.decide:
@@ -310,16 +316,8 @@ def decision_entry(states: Sequence[Mapping[str, Any]], step: int) -> dict[str, 
     rows, said = [], list[str]()
     for state in states:
         for candidate, prior, estimate in zip(state["candidates"], state["prior"], state["estimates"], strict=True):
-            rows.append(
-                {
-                    "action": candidate.action,
-                    "prior": round(prior, 4),
-                    "advantage": round(estimate.shift, 4),
-                    "visits": estimate.count,
-                    "value": round(estimate.value, 4),
-                    "logit": round(candidate.logit, 4),
-                }
-            )
+            row = {"action": candidate.action, "prior": round(prior, 4), "advantage": round(estimate.shift, 4)}
+            rows.append(row | {"visits": estimate.count, "value": round(estimate.value, 4), "logit": round(candidate.logit, 4)})
             said.append(f"{candidate.action}: {_words(rows[-1])}")
         why = ", which earned more where a turn had come exactly this far" if state["overruled"] else ""
         changed = state["action"] != state["first"]
@@ -339,5 +337,9 @@ def decision_entry(states: Sequence[Mapping[str, Any]], step: int) -> dict[str, 
 
 def _words(row: Mapping[str, Any]) -> str:
     share = f"the model's share {math.exp(row['prior']):.2f}"
-    seen = f"tried {row['visits']:.3g} times here, value {row['value']:.3g}" if row["visits"] else "never tried here"
+    seen = (
+        f"tried {row['visits']:.3g} time{'s' * (row['visits'] != 1)} here, value {row['value']:.3g}"
+        if row["visits"]
+        else "never tried here"
+    )
     return f"{share}, {seen}, advantage {row['advantage']:+.2f}"

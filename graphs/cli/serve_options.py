@@ -58,7 +58,7 @@ class ServeOptions:
     max_user_share: float = 0.25
     """With --learn, the largest share of what another user is shown that one end user, a request's `user`, may hold; 1: no limit."""
     raters: Annotated[tuple[str, ...], UseAppendAction] = ()
-    """With --learn, a `source` whose feedback is taken; the flag may be repeated. Default: any."""
+    """With --learn, a `source`, as clients say it, whose feedback is taken; the flag may be repeated. Default: any."""
     hold: bool = False
     """With --learn, learn from a rated reply only after a person has released it, on /dashboard or by POST /v1/experiences/ID/release."""
     unlearned_tools: Annotated[tuple[str, ...], UseAppendAction] = ()

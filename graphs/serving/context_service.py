@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,14 +61,10 @@ class ContextService(Service):
         row = await asyncio.to_thread(self.replay.get, tenant, response_id)
         if row is not None and (kept := row.exchange.feedback) is not None:  # of a repeated key, what was said first
             words = [kept.text, f"The reply should have been: {kept.correction}" if kept.correction else ""]
-            await self._learner.afeedback(
-                response_id,
-                reward=kept.reward,
-                text="\n".join(filter(None, words)) or None,
-                source=kept.source,
-                tenant=tenant,
-                adapter=row.exchange.adapter,
-            )
+            said, scope = "\n".join(filter(None, words)) or None, {"tenant": tenant, "adapter": row.exchange.adapter}
+            await self._learner.afeedback(response_id, reward=kept.reward, text=said, source=kept.source, **scope)
+            if response_id in await asyncio.to_thread(partial(self._learner.quarantine_reasons, **scope)):
+                receipt = replace(receipt, state="held")  # it counts once a person has released it
             self._rated.add((tenant, row.exchange.adapter))
         return receipt
 

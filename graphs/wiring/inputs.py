@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, get_args, get_origin, get_type_hints
 
@@ -83,14 +84,13 @@ THINK_THEN_ACT = WritingStyle(answer_prompt="cot/answer", thinks_before_each_act
 
 
 def check_literals(settings: Any, method: str) -> None:
-    """Check that every setting whose type is a `Literal` has one of its values.
-
-    Raises:
-        UserError: naming the setting, what came, and what is accepted.
-    """
+    """Raise `UserError` if a setting whose type is a `Literal` has none of its values, or one that is a number is none."""
     for name, hint in get_type_hints(type(settings)).items():
-        if get_origin(hint) is Literal and getattr(settings, name) not in get_args(hint):
-            raise UserError(f"{method}: {name} is one of {', '.join(get_args(hint))}, got {getattr(settings, name)!r}")
+        value = getattr(settings, name, None)
+        if get_origin(hint) is Literal and value not in get_args(hint):
+            raise UserError(f"{method}: {name} is one of {', '.join(get_args(hint))}, got {value!r}")
+        if hint in (int, float) and not isinstance(value, Real):
+            raise UserError(f"{method}: {name} is a number, got {value!r}")
 
 
 def check_least(settings: Any, method: str, **least: float) -> None:
@@ -105,11 +105,7 @@ def check_least(settings: Any, method: str, **least: float) -> None:
 
 
 def check_task_scope(settings: Any, method: str) -> None:
-    """Check that experience from other tasks alone is asked for only where it is recalled at all.
-
-    Raises:
-        UserError: only_other_tasks is set, and cross_task is not.
-    """
+    """Raise `UserError` if only_other_tasks is set, and cross_task is not."""
     if settings.only_other_tasks and not settings.cross_task:
         raise UserError(f"{method}: only_other_tasks=True recalls nothing without cross_task=True, got cross_task=False")
 

@@ -67,6 +67,9 @@ def test_observing_changes_nothing_in_the_request(method: str) -> None:
     assert set(model.seen) == {PLAIN}
     assert any(advice(learner, f"t{n}")[0]["recalled"] for n in range(16, 24))
     assert bool(model.criticised) == (method in ("reasoning-bank", "reflexion"))
+    assert ", and showed nothing of it, since the mode is observe" in "".join(
+        learner.explain(f"t{n}", tenant="acme") for n in range(24)
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)

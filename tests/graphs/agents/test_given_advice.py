@@ -151,3 +151,8 @@ def test_the_advice_of_a_conversation_stays_within_its_budget(method: str) -> No
     assert 0 < max(added) <= most
     assert "(max_added_tokens)" in learner.explain("long", tenant="acme")
     assert any("max_added_tokens had no room" in one for one in learner.status(tenant="acme").notes)
+    agent, tight, _ = make(method, learner.agent.store, max_added_tokens=1)
+    desk.play(agent, tight, range(110, 118))
+    status = tight.status(tenant="acme")
+    assert status.unshown > 0
+    assert method == "synapse" or "state_key" not in str(status), "of its few exemplars hardly any is alike"

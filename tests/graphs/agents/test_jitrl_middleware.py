@@ -105,34 +105,6 @@ def test_a_single_failure_is_no_advice_before_something_better_is_known() -> Non
     assert shown == [False, False, True]
 
 
-def test_a_tool_that_has_vanished_is_not_called(caplog: pytest.LogCaptureFixture) -> None:
-    from langchain_core.tools import tool
-
-    @tool
-    def settle(how: str, order: str) -> str:
-        """Settle the issue."""
-        return "settled"
-
-    class Settles(desk.GuessingClerk):
-        def say(self, messages: Any) -> AIMessage:
-            found = super().say(messages)
-            for call in found.tool_calls:
-                if call["name"] == "resolve":
-                    call["name"] = "settle"
-            return AIMessage("It is done.") if any(m.name == "settle" for m in messages) else found
-
-    store = InMemoryStore()
-    agent, learner = make(store)
-    play(agent, learner, range(20))
-    learner = JitRLMiddleware(store, decide={"settle": ["how"], "resolve": ["how"]}, state_key=desk.issue)
-    agent = create_agent(Settles(), [desk.lookup_order, settle], middleware=[learner], checkpointer=InMemorySaver())
-    for n in range(20, 30):
-        out = agent.invoke({"messages": desk.ticket(n)[0]}, {"configurable": {"thread_id": f"t{n}", "tenant": "acme"}})
-        calls = [call["name"] for m in out["messages"] if isinstance(m, AIMessage) for call in m.tool_calls]
-        assert calls == ["lookup_order", "settle"]
-    assert not caplog.messages
-
-
 class Kinds(Embeddings):
     """The words of a text that say what is wrong; order numbers and courtesies have no part in it."""
 

@@ -22,6 +22,7 @@ from learning_agents import config
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
 from learngraph.graphs.agents.learner import LearningMiddleware, PendingCall
 from learngraph.graphs.agents.reward_sources import judge_source
+from learngraph.graphs.jitrl import JitRL
 from learngraph.memory.errors import UserError
 
 
@@ -248,9 +249,28 @@ def test_wrong_arguments_are_said_in_words() -> None:
         ({"mode": "guided"}, "guide, observe or off"),
         ({"samples": 0}, "at least 1; got 0"),
         ({"decide": []}, "decide names"),
+        ({"contrl": 0.1}, r"JitRLMiddleware has no option 'contrl'; did you mean control\?"),
+        ({"control": "x"}, "control is a number, got 'x'"),
     ):
         with pytest.raises(UserError, match=says):
             JitRLMiddleware(InMemoryStore(), **{"decide": ["resolve"], **options})  # type: ignore[arg-type]
+
+
+def test_status_says_that_nothing_went_well_that_all_is_held_and_that_a_tool_is_misspelt() -> None:
+    with pytest.raises(UserError, match="jitrl: beta is a number, got 'x'"):
+        JitRL(beta="x")  # type: ignore[arg-type]
+    agent, failed, _ = learning_agents.make("synapse")
+    for n in range(10):
+        ask(agent, f"t{n}")
+        failed.feedback(f"t{n}", reward=0.0, tenant="acme")
+    assert failed.status(tenant="acme").problems == (f"nothing that was rated is recalled: that takes {failed.needs}",)
+    agent, held = make(InMemoryStore(), hold=True, decide=["resolv"])
+    ask(agent, "a")
+    held.feedback("a", reward=1.0, tenant="acme")
+    said = str(held.status(tenant="acme"))
+    assert "nothing is learned from 1 conversation, 1 of them with feedback: " in said
+    assert "no conversation has feedback" not in said
+    assert "decide names resolv, and the agent has no such tool; did you mean resolve?" in said
 
 
 def test_status_says_what_keeps_a_learner_from_learning() -> None:

@@ -33,6 +33,9 @@ def test_every_method_has_a_control_arm_and_withholds_items(method: str) -> None
     assert sum(row.without for row in found.items) == len(withheld)
     assert "no advice was given: the thread belongs to the control arm" in learner.explain(f"t{control[0]}", tenant="acme")
     assert "withheld, to see what it is worth" in learner.explain(f"t{withheld[0]}", tenant="acme")
+    assert "alike enough; the nearest had similarity 1.00" not in "".join(
+        learner.explain(f"t{n}", tenant="acme") for n in range(24)
+    )
     model.seen.clear()
     again, _, model = make(method, store, control=0.5, holdout=0.5, model=model)
     desk.play(again, learner, [control[0]])

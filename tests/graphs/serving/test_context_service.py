@@ -202,7 +202,8 @@ async def test_what_waits_for_a_person_is_the_tenants_and_nobody_else_may_rate(t
             assert refused.status_code == 400
             assert "of source 'user' is not taken: raters are support" in refused.json()["error"]["message"]
             assert (await acme.get(f"/experiences/{id}")).json()["feedback"] is None
-            assert (await rate(acme, id, source="support")).status_code == 202
+            said = await rate(acme, id, source="support")
+            assert (said.status_code, said.json()["state"]) == (202, "held")
             assert await words(acme) == "well , four"
             (scope,) = (await acme.get("/status")).json()["scopes"]
             assert scope["held"] == {id: "it waits until it is released"}
