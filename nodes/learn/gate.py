@@ -114,10 +114,10 @@ def liked_check(candidate: Sequence[float], live: Sequence[float], settings: Gat
     """mean_i min(1, pi(y_i) / pi_live(y_i)) >= `min_kept_share` over the newest replies that were liked without a word.
 
     These are few, of the last feedbacks only, so that who changes his mind is followed; and log-probabilities of known replies differ far
-    less by chance than rewards do: eight of them show a version that has lost what was right.
+    less by chance than rewards do. The end of turn does not count: a version that adds what was asked for to a liked reply has lost nothing.
 
     Args:
-        candidate, live: n each, log-probability of the whole reply in nats.
+        candidate, live: n each, log-probability of the whole reply, its end of turn apart, in nats.
     """
     kept = math.fsum(math.exp(min(new - old, 0.0)) for new, old in zip(candidate, live, strict=True)) / len(live)
     note = f"it would still say {kept:.2f} of {len(live)} replies that were liked"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 from typing_extensions import TypedDict
 
 from ...memory.errors import AdapterConflict, UserError, machine_error, public_text
-from ...memory.records import Check, Correction, Exchange, ExchangeQuery, Measured, Minibatch, Update
+from ...memory.records import Check, Correction, Exchange, ExchangeQuery, Measured, Minibatch, Reply, Update
 from ..state import (
     AdapterScope,
     BatchChannel,
@@ -444,9 +444,16 @@ class GateCandidate(_LearnerNode):
         versions = (measured[candidate], measured[live], measured[""])
         checks = gate_checks(*versions, texts, len(self.retention), self.settings)
         if len(liked) >= self.settings.min_rewards:
-            new, old = (self.learner.measure(label, liked).sums for label in (candidate, live))
+            said = [replace(one, reply=_cut_end(one.reply)) for one in liked]
+            new, old = (self.learner.measure(label, said).sums for label in (candidate, live))
             checks.append(liked_check(new, old, self.settings))
         return checks
+
+
+def _cut_end(reply: Reply) -> Reply:
+    """A reply up to its end of turn, where more could be said; whole if it was cut off before, or is nothing else."""
+    has_end = reply.finish != "length" and len(reply.token_ids) > 1
+    return replace(reply, token_ids=reply.token_ids[:-1], logprobs=reply.logprobs[:-1]) if has_end else reply
 
 
 def route_gate(state: ChecksChannel) -> Literal["passed", "failed"]:

@@ -20,7 +20,7 @@ from learngraph.nodes.learn.gate import (
     reward_drop,
     reward_windows,
 )
-from learngraph.nodes.learn.gradient_step import step_limits
+from learngraph.nodes.learn.gradient_step import _cut_end, step_limits
 
 
 def exchange(i: int, reward: float | None) -> Exchange:
@@ -154,6 +154,13 @@ def test_a_version_keeps_the_newest_liked_replies() -> None:
     found = liked_check(new, live, GateSettings())
     assert (found.value, found.passed) == (pytest.approx(0.625), True)
     assert not liked_check([-9.0] * 4, live, GateSettings()).passed
+
+
+def test_the_end_of_a_liked_reply_does_not_count() -> None:
+    whole = exchange(0, 1.0).reply
+    assert (_cut_end(whole).token_ids, _cut_end(whole).logprobs) == ((2,), (-0.5,))
+    for other in (replace(whole, finish="length"), replace(whole, token_ids=(3,), logprobs=(-0.5,))):
+        assert _cut_end(other) == other
 
 
 def test_settings_that_mean_nothing_are_refused() -> None:
