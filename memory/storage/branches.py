@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from functools import wraps
 from threading import RLock
 from types import FunctionType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 from langgraph.checkpoint.base.id import uuid6
 
@@ -108,18 +108,6 @@ class History(Generic[T]):
     def keys_since(self, moment: str) -> set[Any]:
         """The ids of the records that were written since a moment."""
         return {change.key for change in self._changes.copy() if change.moment >= moment}
-
-
-class BranchableMemory(Protocol):
-    """A memory of which a branch can be made: a class with the decorator `branching`."""
-
-    def as_of(self, moment: str, /) -> Self:
-        """A copy of the memory as it was at a moment (now, if it is empty), without a file or store behind it."""
-        ...
-
-    def writes_since(self, moment: str, /) -> Mapping[Any, Any]:
-        """id -> record, of those written since a moment; `ABSENT` for those deleted."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -251,7 +239,10 @@ _SPECIAL = ("__len__", "__iter__", "__contains__", "__repr__")
 
 
 def branching(*writes: str, but: Collection[str] = ()) -> Callable[[Kind], Kind]:
-    """Class decorator of memories (`BranchableMemory`): while a branch is played, public methods and properties work on its copy.
+    """Class decorator of memories: while a branch is played, public methods and properties work on its copy.
+
+    The class has `as_of(moment)`, a copy as it was then (now, if that is empty) without a file or a store behind it, and
+    `writes_since(moment)`, what was written since: id -> record, or `ABSENT` where it was deleted.
 
     Args:
         writes: names of the methods that write; a branch notes their calls, so that they can be made again.
