@@ -143,7 +143,7 @@ class TrialLedger:
         self.retired = dict[str, LiftRow]()
         """Item -> its lift when it was retired."""
         self.unrated: Sequence[Mapping[str, Any]] = ()
-        """What was drawn for the conversations without a reward."""
+        """The draws for the conversations without a reward."""
         self._doubted = dict[str, int]()
 
     def add(
