@@ -23,6 +23,7 @@ ENVIRONMENT = {
 }
 FLAGS = (
     *("--enable-lora", "--max-lora-rank", "16", "--max-loras", "4", "--max-cpu-loras", "4", "--dtype", "float32"),
+    "--no-enable-chunked-prefill",  # else a request with a seed, read in parts, ends the engine on the CPU
     *("--enforce-eager", "--logprobs-mode", "processed_logprobs", "--enable-prompt-tokens-details"),
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
 )

@@ -23,7 +23,8 @@ Traps of such a server, and what is done about them:
   are kept apart from the text, with a --reasoning-parser or without.
 - An adapter that the server itself has evicted cannot be unloaded (status 500). That is noted, and no error.
 - A model's generation_config.json may set top_k and other options. Neutral values are sent with every request.
-- On the CPU (vLLM 0.32) the base model beside a version answers with an adapter added (pull requests 48421, 49656): serve one tenant there.
+- On the CPU (vLLM 0.32) the base model beside a version answers with an adapter added (pull requests 48421, 49656): serve one tenant there;
+  and a request with a `seed` whose prompt is read in parts ends the server: start it with --no-enable-chunked-prefill.
 - `/pause` and `/sleep` stop all clients. Neither is ever called, nor any path that a client could name.
 - A version is unloaded when the requests on it have ended, and not before another one is loaded. Versions of the same adapter that an
   engine before this one left on the server (it was killed) are taken over, and so unloaded when nothing needs them.
