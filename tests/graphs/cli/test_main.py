@@ -496,14 +496,14 @@ def make():
 def test_any_graph_of_the_users_is_drawn(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (here / "my_app.py").write_text(APP)
+    (here / "drawn_app.py").write_text(APP)
     monkeypatch.syspath_prepend(str(here))
-    for name in ("my_app:graph", "my_app:builder", "my_app:make", f"{here}/my_app.py:graph"):
+    for name in ("drawn_app:graph", "drawn_app:builder", "drawn_app:make", f"{here}/drawn_app.py:graph"):
         assert main(["draw", name]) == 0
         assert capsys.readouterr().out == "flowchart LR\n  START --> a\n  START --> b\n  a & b --> c --> END\n"
-    assert main(["draw", "my_app:graph", "-o", "app.mmd"]) == 0
+    assert main(["draw", "drawn_app:graph", "-o", "app.mmd"]) == 0
     assert (here / "app.mmd").read_text().startswith("flowchart LR\n")
-    assert main(["draw", "my_app:State"]) == 2
+    assert main(["draw", "drawn_app:State"]) == 2
     assert "no graph: give a compiled LangGraph graph" in capsys.readouterr().err
 
 

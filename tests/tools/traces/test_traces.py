@@ -231,7 +231,7 @@ def test_what_an_unguarded_learner_exports_loses_the_words_of_tools(tmp_path: Pa
 def test_the_command_imports_conversations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    Path("my_app.py").write_text("def judge(messages):\n    return float('broken' in messages[0].text), 'because'\n")
+    Path("judging_app.py").write_text("def judge(messages):\n    return float('broken' in messages[0].text), 'because'\n")
     talks = [
         {"id": f"c{n}", "messages": convert_to_openai_messages(list(one.messages))}
         for n, one in enumerate(of_file("mlflow").read())
@@ -248,7 +248,7 @@ def test_the_command_imports_conversations(tmp_path: Path, monkeypatch: pytest.M
         "--scope",
         "tenant=acme",
         "--reward",
-        "my_app:judge",
+        "judging_app:judge",
     ]
     assert main([*command, "--dry-run"]) == 0
     said = capsys.readouterr().out
@@ -269,7 +269,7 @@ def test_the_command_imports_conversations(tmp_path: Path, monkeypatch: pytest.M
         (["http://127.0.0.1:9", "--into", "x"], "--from langsmith, langfuse, mlflow, otlp or openai"),
         (["talks.jsonl", "--from", "langsmith", "--into", "x"], "no traces of langsmith"),
         (["talks.jsonl", "--from", "openai"], "either --into MEMORY or, for"),
-        (["talks.jsonl", "--from", "openai", "--learner", "my_app:judge"], "MODULE:NAME of a ScopedLearner"),
+        (["talks.jsonl", "--from", "openai", "--learner", "judging_app:judge"], "MODULE:NAME of a ScopedLearner"),
         (["nowhere", "--from", "openai", "--into", "x"], "cannot read nowhere"),
         ([*command[2:], "--feedback-values", "good"], "asked for NAME=VALUE, such as good=1; got good"),
         ([*command[2:], "--since", "yesterday"], "a time is written as 2026-11-01"),
