@@ -27,8 +27,7 @@ state's similarity w_i; a: a candidate; G_avg and S^2: mean and variance of all 
                          - rho (m(a) + share of the visits to a that ended an episode with nothing earned)  Eq. 26'
               with N(s) empty: A~(s, a) = -rho m(a)
     modulate  z'(s, a) = z(s, a) + beta A~(s, a), from at least z = log min_prior where n(a) > 0 and
-              A(s, a) > 0, and for all actions while S^2 = 0; z = 0 once the returns in the states  Eq. 10'
-              of this episode are likelier by 3 nats under equal chances than under the prior
+              A(s, a) > 0, and for all actions while S^2 = 0                                         Eq. 10'
     choose    draw from softmax(z' / temperature)
     judge     r_t of every step, once the episode is over
     remember  G_t = r_t + gamma G_{t+1}; G_t = r_t if the judge's r_t counts what followed           Eq. 3
@@ -328,12 +327,12 @@ def build(
             view = inputs.episode_prompt(ContextPart(), max_steps=inputs.prompting.history_steps)
     nodes: dict[str, Node] = {
         **keys,
-        "begin": Begin(inputs.environment, {"against_prior": 0.0}),
+        "begin": Begin(inputs.environment),
         "propose": inputs.make_policy(settings.options_view(view)),
         "act": Act(
             inputs.environment,
             inputs.journal,
-            journal_channels=(*DECISION_CHANNELS, "against_prior"),
+            journal_channels=DECISION_CHANNELS,
             clear_lists=("neighbours", *DECISION_CHANNELS),
         ),
         "judge": make_judge(settings, inputs),
@@ -348,7 +347,7 @@ def _guarded_nodes(settings: JitRL, memory: Experiences, environment: Environmen
         "recall": Recall(memory, environment, **settings.recall_arguments, journal=journal),
         "augment": Augment(count=settings.candidates, admit=admit_remembered(environment)),
         "advise": GuardedAdvice(settings.shrinkage_visits, settings.exploration_bonus, settings.repeat_penalty),
-        "modulate": Modulate(settings.beta, settings.min_prior, weighs_returns=True),
+        "modulate": Modulate(settings.beta, settings.min_prior, lift_only_proven=True),
         "choose": Choose(settings.temperature),
     }
 

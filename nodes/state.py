@@ -190,8 +190,6 @@ class LogitUpdateChannels(CandidateChannels):
 
     prior: list[float]
     """z(s, a) before the update, in nats, one per candidate."""
-    against_prior: NotRequired[float]
-    """Nats by which returns in the states of this episode speak against the prior, if it can be ruled out."""
 
 
 class PlanChannels(CandidateChannels):

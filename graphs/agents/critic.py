@@ -342,7 +342,10 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
         self.keep_reflections(memory, {trajectory.id: replace(self.reflection(trajectory, answer), error=error)}, group)
 
     def keep_reflections(
-        self, memory: ScopeMemory[StudyIndex[Content]], written: Mapping[str, Reflection], group: Sequence[Trajectory]
+        self,
+        memory: ScopeMemory[StudyIndex[Content]],
+        written: Mapping[str, Reflection],
+        group: Sequence[Trajectory],
     ) -> None:
         """Keep what was written about conversations, by their ids, and put it into the memory."""
         index = memory.index

@@ -15,7 +15,8 @@ A capable model knows more than a memory of rewards does. So memory advises it f
 
 Memory never brings in a decision that ends a conversation or hands it over: a tool that came last wherever more than one
 decision was taken. Where the model is certain, memory changes the arguments of its call, never the tool. It overrules at most twice
-in a turn, and is silent once it changed two decisions after which nothing new was read. Other calls and replies cost nothing.
+in a turn, and is silent once it changed two decisions after which nothing new was read. All other calls and replies are the
+model's own, at no cost.
 
 A decision is remembered without the values that belong to one conversation (graphs/agents/tool_decisions.py). What a decision
 earned is the reward of the feedback: only the end of a conversation pays, so that nothing is discounted.
@@ -195,15 +196,13 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         """The state of this learner in a scope; also how often memory changed a decision, and what became of it."""
         conversations = self._conversations(scope)
         rewards: dict[bool, list[float]] = {True: [], False: []}
-        changes = decisions = ruled_out = 0
+        changes = decisions = 0
         for talk in conversations.turns.all():
             taken = [bool(entry["changed"]) for turn in talk.turns for entry in turn.advice if entry.get("decision")]
-            ruled_out += sum(bool(entry.get("ruled_out")) for turn in talk.turns for entry in turn.advice)
             changes, decisions = changes + sum(taken), decisions + len(taken)
             rewards[any(taken)] += [one.reward for one in conversations.ratings(talk.id) if one.reward is not None and taken]
         earned = {changed: f"{sum(found) / len(found):.2f}" if found else "nothing yet" for changed, found in rewards.items()}
-        against = f", and ruled the model's preference out at {ruled_out}" if ruled_out else ""
-        note = f"memory changed {changes} of {plural(decisions, 'decision')}{against}"
+        note = f"memory changed {changes} of {plural(decisions, 'decision')}"
         note += f": these conversations earned {earned[True]} on average, the others {earned[False]}" if changes else ""
         found = super().status(**scope)
         return replace(found, notes=(*found.notes, *([note] if decisions else []), *self.decisions.missing))

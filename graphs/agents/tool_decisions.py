@@ -27,7 +27,6 @@ from ...memory.conversations.reviews import REJECTED
 from ...memory.errors import UserError, did_you_mean
 from ...memory.records import Neighbour, Trajectory, Transition
 from ...memory.returns.experiences import Experiences, ExperienceScope
-from ...nodes.act.decide import ENOUGH_EVIDENCE
 from .agent_identity import listed_values, tool_schema
 
 __all__ = [
@@ -330,7 +329,6 @@ def decision_entry(states: Sequence[Mapping[str, Any]], step: int) -> dict[str, 
         "chosen": "; ".join(state["action"] for state in states),
         "changed": any(state["action"] != state["first"] for state in states),
         "overruled": any(state["overruled"] for state in states),
-        "ruled_out": any(state.get("against_prior", 0.0) > ENOUGH_EVIDENCE for state in states),
         "said": said,
     }
 

@@ -22,7 +22,7 @@ from ...memory.returns.experiences import Experiences, ExperienceScope
 from ...memory.search.sections import split_sections
 from ...nodes.act.advantage import reference_exploration, unseen_value
 from ...nodes.act.choose import Choose, softmax
-from ...nodes.act.decide import ENOUGH_EVIDENCE, loss_shares, untried_value
+from ...nodes.act.decide import loss_shares, untried_value
 from ..jitrl import JitRL
 
 __all__ = ["Explanation", "explain_decision"]
@@ -213,8 +213,6 @@ def _evidence(decision: _Decision) -> Iterator[str]:
         lifted = ""
         if start > before + 1e-9:
             lifted = f" (lifted to {start:.3g}, as min_prior = {decision.settings.min_prior:g} says)"
-        if decision.state.get("against_prior", 0.0) > ENOUGH_EVIDENCE:
-            lifted = " (taken as 0, for returns ruled the prior out)"
         yield (
             f"'{estimate.action}' {seen}: Q = {estimate.value:.3g}, A = {estimate.advantage:+.3g}, shift {estimate.shift:+.3g}. "
             f"beta = {decision.beta:g} times the shift moved its logit by {moved:+.3g}, from {before:.3g}{lifted} to {after:.3g}."

@@ -168,7 +168,6 @@ def compute_again(found: _Step) -> RecordedDecision:
         "step": len(found.rows) - 1,
         "head": head,
         "observation": Observation(row["state"]),
-        "against_prior": found.rows[-2].get("against_prior", 0.0) if len(found.rows) > 1 else 0.0,
         "candidates": [replace(c, logit=z) for c, z in zip(after, row["prior"], strict=True)],
     }
     nodes: Mapping[str, Any] = VARIANT_NODES[settings.advantage_estimator](settings, memory, world, journal)

@@ -27,7 +27,7 @@ def table_notes(table: ResultTable, *, costs: bool = False) -> list[str]:
     """
     arms = table.runs
     lines = [*_exceeded(arms), *_bank_costs(arms), *_missing_rewards(arms)]
-    lines += [*_empty_look_ups(arms), *_ruled_out(arms), *_unusable_replies(arms), *_trainings(arms)]
+    lines += [*_empty_look_ups(arms), *_unusable_replies(arms), *_trainings(arms)]
     return lines + (_costs(arms, table.prices) if costs else [])
 
 
@@ -97,18 +97,6 @@ def _empty_look_ups(arms: Arms) -> list[str]:
             lines.append(
                 f"{arm} found nothing alike in its memory at {empty:,} of {all_of_them:,} steps after the first episode{near}"
             )
-    return lines
-
-
-def _ruled_out(arms: Arms) -> list[str]:
-    """One line for each method that ruled its prior out: in how many episodes, and how early."""
-    lines = []
-    for arm, runs in arms.items():
-        if firsts := [run.ruled_out[0] for run in runs if run.ruled_out]:
-            count, played = (sum(map(len, found)) for found in ([run.ruled_out for run in runs], [run.scores for run in runs]))
-            spread = f"{min(firsts)} to {max(firsts)}" if len(set(firsts)) > 1 else f"{firsts[0]}"
-            begun = f"first in episode {spread} of {len(firsts)} of {plural(len(runs), 'seed')}"
-            lines.append(f"{arm}: returns ruled the prior out in {count:,} of {played:,} episodes, {begun}")
     return lines
 
 

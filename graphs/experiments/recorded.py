@@ -19,7 +19,6 @@ from shutil import copyfileobj
 from typing import IO, Any, NamedTuple
 
 from ...memory.errors import CommandError, UserError
-from ...nodes.act.decide import ENOUGH_EVIDENCE
 from .folder import read_sweep_settings, run_stem
 
 __all__ = ["RecordedFolder", "RecordedRun", "RecordedStep", "read_rows"]
@@ -344,8 +343,6 @@ class LookUps(NamedTuple):
     """Remembered visits that they found, where the method notes it."""
     hits_elsewhere: int = 0
     """Those that were made in other tasks."""
-    ruled_out: tuple[int, ...] = ()
-    """The episodes in which returns ruled the prior out."""
 
 
 class RunSteps(NamedTuple):
@@ -387,9 +384,7 @@ def _count_look_ups(rows: Sequence[Mapping[str, Any]]) -> LookUps:
     misses = [row["nearest_similarity"] for row, empty in found if empty and "nearest_similarity" in row]
     hits, elsewhere = (sum(row["hits"][n] for row in rows if row.get("hits")) for n in (0, 1))
     empty = sum(bool(empty) for _, empty in found)
-    ruled_out = sorted({row["episode"] for row in rows if row.get("against_prior", 0.0) > ENOUGH_EVIDENCE})
-    count = sum(empty is not None for _, empty in found)
-    return LookUps(count, empty, max(misses, default=None), hits, elsewhere, tuple(ruled_out))
+    return LookUps(sum(empty is not None for _, empty in found), empty, max(misses, default=None), hits, elsewhere)
 
 
 def _found_nothing(row: Mapping[str, Any]) -> bool | None:

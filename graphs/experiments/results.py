@@ -69,8 +69,6 @@ class SeedResult:
     """Remembered visits that all its look-ups found, where the method notes it."""
     hits_elsewhere: int = 0
     """Those that were made in other tasks."""
-    ruled_out: tuple[int, ...] = ()
-    """The episodes in which returns ruled the prior out, where the method may."""
     unreadable: int = 0
     """Replies of the model that could not be used and were asked for again."""
     lost_steps: int = 0
@@ -197,7 +195,6 @@ def read_result(job: Job) -> SeedResult:
         nearest_miss=found.nearest_miss,
         hits=found.hits,
         hits_elsewhere=found.hits_elsewhere,
-        ruled_out=found.ruled_out,
         unreadable=sum(row.get("unreadable", 0) for row in rows),
         lost_steps=sum(row.get("lost_steps", 0) for row in rows),
         causes={

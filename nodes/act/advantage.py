@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from ...memory.records import Candidate, Neighbour
-from .choose import softmax
+from ...memory.records import Neighbour
 
 __all__ = ["advantages", "reference_exploration", "reference_returns", "unseen_value"]
 
@@ -51,17 +50,14 @@ def update_logits(logits: Sequence[float], shifts: Sequence[float], beta: float)
     return [z + beta * shift for z, shift in zip(logits, shifts, strict=True)]
 
 
-def evidence_against_prior(candidates: Sequence[Candidate], neighbours: Sequence[Neighbour]) -> float:
-    """Nats by which the returns in this state speak for equal chances rather than for the prior.
+def objective(policy: Sequence[float], prior: Sequence[float], a: Sequence[float], beta: float) -> float:
+    """Eq. 8: J(policy) = E_policy[A] - KL(policy || prior) / beta, which Eq. 10 maximises (Theorem 4.1).
 
-    That is the gain in log-probability of the tried actions with a mean return above the middle between lowest and highest.
+    `policy` and `prior` are probabilities, one per action, that sum to 1.
     """
-    means = {action: mean for action, (_, mean) in action_values(neighbours).items()}
-    tried = [(c.logit, means[c.action]) for c in candidates if c.action in means]
-    middle = sum(f(mean for _, mean in tried) for f in (min, max)) / 2 if tried else 0.0
-    better = [mean > middle for _, mean in tried]
-    chance = sum(p for p, good in zip(softmax([z for z, _ in tried]), better, strict=True) if good) if any(better) else 1.0
-    return math.log(sum(better) / len(better) / max(chance, 1e-300)) if any(better) else 0.0
+    gain = sum(p * x for p, x in zip(policy, a, strict=True))
+    kl = sum(p * math.log(p / q) for p, q in zip(policy, prior, strict=True) if p > 0)
+    return gain - kl / beta
 
 
 # The authors' code differs from the paper. Its arithmetic stands here under names of its own, for comparison; test vectors made

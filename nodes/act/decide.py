@@ -22,7 +22,6 @@ from ..state import (
 from .advantage import (
     action_values,
     advantages,
-    evidence_against_prior,
     normalise_advantages,
     reference_exploration,
     reference_normalise_advantages,
@@ -45,10 +44,6 @@ __all__ = [
     "route_known_actions",
     "untried_value",
 ]
-
-
-ENOUGH_EVIDENCE = 3.0
-"""Nats of evidence against a prior that rule it out."""
 
 
 class RecalledSituation(ObservationChannel, NeighbourChannels):
@@ -81,9 +76,7 @@ class RatedCandidatesWithNeighbours(RatedCandidates, NeighbourChannels):
     """The same, and the neighbours that the estimates come from."""
 
     variance: NotRequired[float]
-    repeats: NotRequired[dict[str, int]]
-    against_prior: NotRequired[float]
-    """Like the other two it is read if returns count against the prior."""
+    """The variance of all returns in scope; read if only proven actions are lifted."""
 
 
 @dataclass(frozen=True)
@@ -162,9 +155,19 @@ class PaperAdvice:
     """lambda: the probability that an untried action gets the bonus."""
 
     def __call__(self, state: CandidatesWithNeighbours) -> AdviceChannels:
-        value, seen = state_value(state["neighbours"]), action_values(state["neighbours"])
-        q, explored = _untried_values(state, value, self.alpha, self.lam)
-        q = {c.action: seen[c.action][1] if c.action in seen else q.get(c.action, value) for c in state["candidates"]}
+        neighbours = state["neighbours"]
+        value, seen, visits = state_value(neighbours), action_values(neighbours), sum(n.count for n in neighbours)
+        random = seeded_random(state["run"], state["episode"], state["step"], "explore")
+        q, explored = {}, set()
+        for candidate in state["candidates"]:
+            if candidate.action in seen:
+                q[candidate.action] = seen[candidate.action][1]
+            elif visits:
+                explore = random.random() < self.lam
+                explored |= {candidate.action} if explore else set()
+                q[candidate.action] = unseen_value(value, visits, self.alpha, explore)
+            else:
+                q[candidate.action] = value
         a = advantages(q, value)
         return _advice(state, value, q, a, normalise_advantages(a), _counts(seen), explored)
 
@@ -179,24 +182,20 @@ class ReferenceAdvice:
     """The exploration bonus of Eq. 6, in reward units times visits."""
 
     def __call__(self, state: CandidatesWithNeighbours) -> AdviceChannels:
-        value, seen = state_value(state["neighbours"]), action_values(state["neighbours"])
-        untried, explored = _untried_values(state, value, self.alpha, reference_exploration(state["neighbours"]))
-        q = {action: mean for action, (_, mean) in seen.items()}
-        q |= {c.action: untried.get(c.action, 0.0) for c in state["candidates"] if c.action not in seen}
+        neighbours = state["neighbours"]
+        value, seen, visits = state_value(neighbours), action_values(neighbours), sum(n.count for n in neighbours)
+        random = seeded_random(state["run"], state["episode"], state["step"], "explore")
+        chance = reference_exploration(neighbours)
+        q = {action: mean for action, (_, mean) in seen.items()} if visits else {}
+        explored = set()
+        for candidate in state["candidates"]:
+            if candidate.action not in seen:
+                explore = bool(visits) and random.random() < chance
+                explored |= {candidate.action} if explore else set()
+                q[candidate.action] = unseen_value(value, visits, self.alpha, explore) if visits else 0.0
         baseline = value if all(c.action in seen for c in state["candidates"]) else sum(q.values()) / len(q)
         a = advantages(q, baseline)
         return _advice(state, baseline, q, a, reference_normalise_advantages(a), _counts(seen), explored)
-
-
-def _untried_values(
-    state: CandidatesWithNeighbours, value: float, alpha: float, chance: float
-) -> tuple[dict[str, float], set[str]]:
-    """Eq. 6 of each candidate never tried here, and those whose draw gave them the bonus; both empty where nothing was recalled."""
-    random = seeded_random(state["run"], state["episode"], state["step"], "explore")
-    tried, visits = {n.action for n in state["neighbours"]}, sum(n.count for n in state["neighbours"])
-    untried = [c.action for c in state["candidates"] if c.action not in tried and visits]
-    explored = {action for action in untried if random.random() < chance}
-    return {action: unseen_value(value, visits, alpha, action in explored) for action in untried}, explored
 
 
 @dataclass(frozen=True)
@@ -204,8 +203,9 @@ class GuardedAdvice:
     """Our own advice: shrunk means, an untried action that is worth no more than usual here, and a guard against idle steps.
 
     - Q(s, a) = (n mean + kappa U) / (n + kappa), with U = min(average, V(s)): few visits count little, and an untried action has
-      the value U. Where the state has paid less than the average, that is the state's own mean: the last step before the end is worth
-      little by nature, and so is every other action there. Where it has paid more, what works is kept.
+      the value U. Where the state has paid less than the average, all of its actions start at the state's own mean V(s): the
+      last step before the end is worth little by nature, and so is every other action there. Where it has paid more, an
+      untried action is worth the average only: what works is kept.
     - The advantage is divided by the largest |A| plus its standard error: a gap that the visits confirm counts fully, however
       small; a gap within the noise counts little.
     - The shift of an action grows by `bonus` / sqrt(1 + visits). Of an action that has earned something and is not behind the others it is
@@ -323,23 +323,18 @@ class Modulate:
     min_prior: float = 0.0
     """The least prior probability of a candidate, so that an action which the model all but rules out can still be learned; 0
     leaves the prior unchanged."""
-    weighs_returns: bool = False
+    lift_only_proven: bool = False
     """True: only actions that were tried and found better than the state's value are lifted to `min_prior`, and all of them as long as
-    every return in scope is the same: where no episode has yet earned more than another, nothing speaks for a prior that is sure. All
-    logits of the prior are 0 once the returns in the states of this episode speak against it by `ENOUGH_EVIDENCE`."""
+    every return in scope is the same: where no episode has yet earned more than another, nothing speaks for a prior that is sure."""
 
     def __call__(self, state: RatedCandidatesWithNeighbours) -> LogitUpdateChannels:
         # Without neighbours there is no evidence against the model's prior, and it stays unchanged.
         neighbours = state["neighbours"]
         lowest = math.log(self.min_prior) if self.min_prior and neighbours else -math.inf
-        lift_all = not self.weighs_returns or state["variance"] == 0
+        lift_all = not self.lift_only_proven or state["variance"] == 0
         lifted = [lift_all or (e.count > 0 and e.advantage > 0) for e in state["estimates"]]
-        against = state.get("against_prior", 0.0)
-        if self.weighs_returns and not state["repeats"]:  # a state counts once
-            against += evidence_against_prior(state["candidates"], neighbours)
-        logits = [0.0 if against > ENOUGH_EVIDENCE else c.logit for c in state["candidates"]]
-        scores = [max(z, lowest) if lift else z for z, lift in zip(logits, lifted, strict=True)]
-        return {**_update(state, scores, self.beta), "against_prior": against}
+        scores = [max(c.logit, lowest) if lift else c.logit for c, lift in zip(state["candidates"], lifted, strict=True)]
+        return _update(state, scores, self.beta)
 
 
 @dataclass(frozen=True)

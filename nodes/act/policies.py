@@ -68,6 +68,7 @@ MIN_CONFIDENCE = 1e-3
 STOP = ("\nObservation:",)
 """Texts that end a reply which is asked for as far as its action: there a model would go on to play the world itself."""
 
+
 Admit = Callable[[Observation, str], str]
 """(what is observed, an action that is not listed) -> the action in the world's own form; empty if it does not admit it."""
 
@@ -342,8 +343,10 @@ def act_policy(
     some = Prompt.load("act/suggested", prompts)
 
     def messages(state: ObservationChannel | State) -> list[BaseMessage]:
-        listed = _admissible(some if free_text else admissible, state["observation"].actions)
-        return prompt.messages(**{"request": "", **view(state)}, admissible=listed)
+        return prompt.messages(
+            **{"request": "", **view(state)},
+            admissible=_admissible(some if free_text else admissible, state["observation"].actions),
+        )
 
     def read(reply: AIMessage, state: ObservationChannel | State) -> Proposal:
         answer, actions = answer_text(reply), state["observation"].actions
@@ -404,6 +407,11 @@ def answer_policy(
             raise CutOff("the reply was cut off before its answer; answer shorter")
         return play(answer, actions)
 
+    def on_bad_reply(bad: BadReply, state: State) -> PlanChannels:
+        return play("", ())
+
+    again = Prompt.load("ask/again", prompts)
+
     def messages(state: State) -> list[BaseMessage]:
         return prompt.messages(**{"request": "", **view(state)})
 
@@ -411,8 +419,7 @@ def answer_policy(
         plan = state.get("plan") or []
         return {"candidates": [Candidate(plan[0], 0.0)], "plan": plan[1:]} if plan else None
 
-    again = Prompt.load("ask/again", prompts)
-    return Ask(name, model, messages, read, again, on_bad_reply=lambda bad, state: play("", ()), known=next_of_plan, view=view)
+    return Ask(name, model, messages, read, again, on_bad_reply=on_bad_reply, known=next_of_plan, view=view)
 
 
 def _only_action(state: ListedActions | ObservationChannel | State) -> Proposal | None:

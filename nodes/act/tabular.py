@@ -89,8 +89,10 @@ class UpdateQTable:
             found = {"earned": None if None in rewards else math.fsum(rewards), "unjudged": judged["unjudged"]}
             steps = tuple(replace(step, reward=reward) for step, reward in zip(steps, rewards, strict=True))
         id, name = f"{state['run']}/{state['episode']}", self.environment.name
-        actions = [step.action for step in steps]
-        shown = (self.environment.observe(state["task"], actions[:number]) for number in range(len(steps)))
-        note = count_note([len(one.actions) for one in shown]) if self.table.initial_value else ""
+        note = ""
+        if self.table.initial_value:
+            actions = [step.action for step in steps]
+            shown = [self.environment.observe(state["task"], actions[:number]) for number in range(len(steps))]
+            note = count_note([len(one.actions) for one in shown])
         self.table.add(Trajectory(id, state["task"], steps, state["run"], state["episode"], state["score"], name, note))
         return found

@@ -433,34 +433,36 @@ class UseTools(Runnable[CallsToMake, CallResults]):
         return ToolMessage(trim_middle(str(came), self.max_output_chars), tool_call_id=id, name=name, status=status)
 
     def invoke(self, input: CallsToMake, config: RunnableConfig | None = None, **kwargs: Any) -> CallResults:
-        play, came = self._play(input), cast(Any, None)
+        play = self._play(input)
         with self.toolset.close_on_error(input["session"]):
-            while True:
-                try:
+            try:
+                tool, call = next(play)
+                while True:
+                    try:
+                        came: Any = tool.invoke(cast(Any, call), config)
+                    except (UserError, GraphBubbleUp):
+                        raise
+                    except Exception as error:
+                        came = error
                     tool, call = play.send(came)
-                except StopIteration as done:
-                    return cast(CallResults, done.value)
-                try:
-                    came = tool.invoke(cast(Any, call), config)
-                except (UserError, GraphBubbleUp):
-                    raise
-                except Exception as error:
-                    came = error
+            except StopIteration as done:
+                return cast(CallResults, done.value)
 
     async def ainvoke(self, input: CallsToMake, config: RunnableConfig | None = None, **kwargs: Any) -> CallResults:
-        play, came = self._play(input), cast(Any, None)
+        play = self._play(input)
         with self.toolset.close_on_error(input["session"]):
-            while True:
-                try:
+            try:
+                tool, call = next(play)
+                while True:
+                    try:
+                        came: Any = await tool.ainvoke(cast(Any, call), config)
+                    except (UserError, GraphBubbleUp):
+                        raise
+                    except Exception as error:
+                        came = error
                     tool, call = play.send(came)
-                except StopIteration as done:
-                    return cast(CallResults, done.value)
-                try:
-                    came = await tool.ainvoke(cast(Any, call), config)
-                except (UserError, GraphBubbleUp):
-                    raise
-                except Exception as error:
-                    came = error
+            except StopIteration as done:
+                return cast(CallResults, done.value)
 
 
 def _arguments(tool: BaseTool) -> str:

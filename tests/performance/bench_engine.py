@@ -29,6 +29,7 @@ from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.records import Candidate, Trajectory
+from learngraph.memory.returns.experiences import Experiences
 from learngraph.memory.storage.checkpoints import open_checkpoints
 from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.act.episode import route_episode_end
@@ -86,8 +87,8 @@ def build(method: str, steps: int, journal: Journal | None = None, policy: Any =
     inputs = MethodInputs(KeywordKeep(steps), journal, make_policy=lambda view: policy or Stay())
     if method == "static":
         return static.build(inputs, static.Static(temperature=0), **compile)
-    settings = jitrl.JitRL(temperature=0, min_prior=0, memory_control="zero")  # else returns rule out that it stays
-    return jitrl.build(inputs, settings, experiences=settings.memory(RECORDS), **compile)  # type: ignore[arg-type]
+    memory = Experiences(RECORDS, gamma=0.8)
+    return jitrl.build(inputs, jitrl.JitRL(temperature=0, min_prior=0), experiences=memory, **compile)
 
 
 def attempt() -> dict[str, Any]:
