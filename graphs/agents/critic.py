@@ -26,7 +26,7 @@ from langchain_core.runnables import Runnable
 from langgraph.store.base import BaseStore
 
 from ...memory.conversations.store import ConversationStore, Rating, Reflection, trajectory_digest
-from ...memory.errors import UserError
+from ...memory.errors import UserError, plural
 from ...memory.records import Trajectory
 from ...memory.telemetry import memory_names, span
 from ...nodes.ask import Ask, BadReply
@@ -245,10 +245,18 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
         self._study_soon(labels)
 
     def learn(self, **scope: ScopeValue) -> LearnerStatus:
-        """Have the critic study all conversations that wait, also those rated by other processes; returns when it has."""
+        """Have the critic study all conversations that wait, also those rated by other processes; returns when it has.
+
+        Raises:
+            UserError: some wait, and no critic is known: none is given, and the agent has not run in this process.
+        """
         labels = self._labels(scope)
-        self._memory(labels).index.resume_at = 0.0
+        index = self._memory(labels).index
+        index.resume_at = 0.0
         self._study(labels)
+        if index.waiting and self.mode != "off" and self.critic is None and index.agent_model is None:
+            waiting = f"{plural(len(index.waiting), 'conversation')} cannot be studied"
+            raise UserError(f"{waiting}: no critic is known in a process in which the agent has not run; give critic=, a model")
         return self.status(**scope)
 
     async def alearn(self, **scope: ScopeValue) -> LearnerStatus:

@@ -109,7 +109,8 @@ class Lift:
         lines = [["", "trials", "without", "rated with and without", "lift", ""]]
         for row in ([self.memory] if self.memory else []) + list(self.items):
             note = "retired" if row.name in self.retired else "cannot be told" if row.is_selected else ""
-            lift, (one, none) = with_interval(row.lift, row.interval), row.rated
+            lift = with_interval(row.lift, row.interval) if 0 < row.without < row.trials else "–"  # one kind alone says nothing
+            one, none = row.rated
             lines.append([row.name, str(row.trials), str(row.without), f"{one:.0%}, {none:.0%}", lift, note])
         return markdown_table(lines)
 

@@ -94,7 +94,8 @@ class AgentScope:
             if found:
                 values[name] = next(iter(found.values()))
                 continue
-            near = get_close_matches(name, sorted(_names(context) + _names(configurable)), 1, ALIKE)
+            given = sorted(_names(context) + _names(configurable))
+            near = [one for one in given if _plain(one) == _plain(name)] or get_close_matches(name, given, 1, ALIKE)
             if near and near[0] not in self.names:
                 raise ScopeError(f"a run gives no {name}, but {near[0]}: did you mean {name}? If not, leave it out of scope=")
             if name in self.given:
@@ -115,6 +116,11 @@ def _value(held: Any, name: str) -> Any:
     if hasattr(held, "__getitem__"):  # a user of LangGraph's server
         return held[name] if name in held else None  # noqa: SIM401
     return getattr(held, name, None)
+
+
+def _plain(name: str) -> str:
+    """A name without case, underscores and hyphens: `userId` is `user_id`."""
+    return "".join(filter(str.isalnum, name)).lower()
 
 
 def _names(held: Any) -> list[str]:

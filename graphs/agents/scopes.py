@@ -218,6 +218,8 @@ class ScopedLearner(Generic[Index]):
         self._task, self._hold = get("task"), get("hold", False)
         self.screen: Screen = get("screen", DEFAULT_SCREEN) or NO_SCREEN
         self.state_key, self._raters = self.screen.state_key(get("state_key", goal_and_last_turn)), get("raters")
+        if isinstance(self._raters, str):
+            raise UserError(f"raters is a sequence of sources, such as [{self._raters!r}]; got the text {self._raters!r}")
         self._scopes: OrderedDict[tuple[str, ...], ScopeMemory[Index]] = OrderedDict()
         self._stores: WeakValueDictionary[tuple[str, ...], ConversationStore] = WeakValueDictionary()
         self._lock = threading.Lock()

@@ -68,9 +68,7 @@ class LearnerStatus:
         if self.failure:
             found.append(f"the critic could not be asked: {self.failure}")
         elif self.waiting and not self.studied:
-            found.append(
-                f"waiting for the critic: {self.waiting}; in the agent's process it studies them soon, and learn() at once"
-            )
+            found.append(f"waiting for the critic: {self.waiting}; the agent's process studies them soon, and learn() at once")
         if self.unreadable:
             lost, all_studied = len(self.unreadable), self.studied
             found.append(f"{lost} of {all_studied} replies of the critic could not be read, the last: {self.unreadable[-1]}")

@@ -84,13 +84,10 @@ def review_rating(
     reward, words = None, list[str]()
     for call in (call for m in messages if isinstance(m, AIMessage) for call in m.tool_calls):
         made, reviewed = reviewed_call(call, result := results.get(call["id"] or ""))
-        if reviewed:
+        if reviewed and result is not None:
             reward = least if made is None else most
-            words.append(
-                f"{result_text(result)} ({call['name']})"
-                if made is None and result is not None
-                else f"a person replaced a call of {call['name']} by one of {made['name'] if made else 'none'}"
-            )
+            replaced = made and f"a person replaced {call['name']} {call['args']} by {made['name']} {made['args']}"
+            words.append(replaced or f"{result_text(result)} ({call['name']})")
         elif result is not None and call["name"] in let_pass:
             reward = most
             words.append(f"a person let a call of {call['name']} pass")

@@ -20,6 +20,8 @@ from langgraph.config import get_config
 from langgraph.store.memory import InMemoryStore
 from learning_agents import PLAIN
 
+from learngraph.memory.errors import UserError
+
 methods = pytest.mark.parametrize("method", ["reasoning-bank", "reflexion"])
 make = partial(learning_agents.make, task=desk.issue, state_key=desk.issue)
 
@@ -75,7 +77,8 @@ def test_feedback_from_another_process_is_studied_where_a_critic_is_known(method
     second.feedback("t0", reward=0.0, tenant="acme")  # it has never seen a model
     assert second.status(tenant="acme").waiting == 1
     assert model.criticised == idle.criticised == []
-    assert second.learn(tenant="acme").waiting == 1
+    with pytest.raises(UserError, match="1 conversation cannot be studied: no critic is known"):
+        second.learn(tenant="acme")
     first.learn(tenant="acme")
     play(agent, first, range(4, 5))
     assert len(model.criticised) == 2

@@ -33,6 +33,8 @@ def test_what_is_hostile_teaches_nothing_and_what_is_found_late_is_withdrawn(met
     reasons = {"t0": "the feedback asks to ignore instructions", "t12": "the user changes what the agent is for"}
     assert learner.quarantine_reasons(tenant="acme") == reasons
     assert "release(thread_id)" in str(learner.status(tenant="acme"))
+    with pytest.raises(UserError, match="raters is a sequence of sources"):
+        make(method, raters="user", **BY_ISSUE.get(method, {}))
     with pytest.raises(UserError, match="of source 'robot' is not taken: raters are user"):
         learner.feedback("t4", reward=1.0, source="robot", tenant="acme")
     model.criticised = [] if "adamem" in method else model.criticised  # its strategist reads the present conversation as it is

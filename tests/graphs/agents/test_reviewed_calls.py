@@ -74,7 +74,7 @@ def test_the_executed_call_is_the_action_wherever_the_learner_stands(mode: str, 
     assert turn.steps[-1].observation == "resolve: A0: credit arranged", "the middleware's note is no memory"
     earned = {one.action: one.value for one in learner.memory(tenant="acme").returns}
     assert earned == {f"resolve(how={proposed['args']['how']!r}, order=...)": -1.0, "resolve(how='credit', order=...)": 1.0}
-    assert "reviewer gave it reward 1: a person replaced a call of resolve" in learner.explain("a", tenant="acme")
+    assert "reviewer gave it reward 1: a person replaced resolve {" in learner.explain("a", tenant="acme")
     learner.feedback("a", reward=0.5, tenant="acme")
     assert {one.value for one in learner.memory(tenant="acme").returns} == {-1.0, 0.5}, "the user's word holds"
 
@@ -145,7 +145,7 @@ def test_a_comment_while_a_call_waits_leaves_the_edit_its_reward() -> None:
         return edit("resolve", how="credit", order="A0")(call)
 
     answer(make(learner, "batched", True), "a", 0, comment)
-    assert "reward 1: she is in a hurry; a person replaced a call of resolve" in learner.explain("a", tenant="acme")
+    assert "reward 1: she is in a hurry; a person replaced resolve {" in learner.explain("a", tenant="acme")
 
 
 def test_a_tool_cannot_claim_that_a_person_changed_its_call() -> None:

@@ -44,6 +44,8 @@ class User(dict[str, Any]):
         (None, {"tenant": ""}, None, "names tenant, and the run gives none"),
         (None, {"tennant": "acme"}, None, "no tenant, but tennant: did you mean tenant"),
         (None, {"tenant": "acme", "userid": 7}, None, "no user_id, but userid"),
+        (None, {"tenant": "acme", "userId": 7}, None, "no user_id, but userId"),
+        (None, {"TENANT": "acme"}, None, "no tenant, but TENANT"),
         (Ctx("acme"), {"user_id": object()}, None, "a text, a whole number or a UUID"),
     ],
 )
