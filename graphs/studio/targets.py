@@ -74,8 +74,9 @@ def method_target(options: StudioOptions) -> Studio:
     if method.has_training_phase:
         return Studio(options.target, Drawing(options.target, path, to_mermaid(graph), graph))
     world, inputs = _open_world(options, method)
-    found = f"from learngraph.graphs.methods import find_method\n{_source(options)}"
-    base = f"method, settings = find_method({options.target!r})\nbase = method.build(inputs, settings)\n"
+    found = "from learngraph.graphs.arms import method_settings\nfrom learngraph.graphs.methods import find_method\n"
+    found += _source(options)
+    base = f"name = {options.target!r}\nbase = find_method(name).build(inputs, method_settings(name))\n"
     drawing = Drawing(options.target, path, to_mermaid(graph), graph, lambda: inputs, found + base)
     task = world.task(options.seed, options.split)
     first = {"task": task, "run": "studio"}

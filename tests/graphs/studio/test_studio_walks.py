@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import runpy
 import signal
 import sys
 import threading
@@ -404,6 +405,15 @@ def test_any_node_of_the_catalogue_is_put_into_a_drawing_of_ones_own(
     drawing.save(text.replace("START --> ", "START --> Submit --> "), drawing.read()["version"])
     assert drawing.write_python()["message"].endswith("Fill in the dots of Submit first.")
     assert "'Submit': inputs.node('Submit', read=..., toolset=...)" in drawing.path.with_suffix(".py").read_text()
+
+
+def test_the_python_file_of_a_methods_drawing_makes_its_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    drawing = open_studio(StudioOptions("jitrl")).drawing
+    assert drawing is not None
+    drawing.save(*map(drawing.read().get, ("text", "version")))
+    drawing.write_python()
+    assert "modulate" in runpy.run_path(str(drawing.path.with_suffix(".py")))["graph"].nodes
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", None])

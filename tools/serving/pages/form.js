@@ -42,15 +42,16 @@ function Field({ id, name, schema, root, value, set }) {
 
 let forms = 0;
 
-/** `submit(value)`; Escape and Cancel call `close`. */
+/** `submit(value)`, by the button, Enter in a field of one line, or Ctrl+Enter; Escape and Cancel call `close`. */
 export function Form({ form, title, button = "Write", submit, close = null }) {
   const [value, setValue] = useState(form.value), [id] = useState(() => `form${(forms += 1)}`), box = useRef(null);
   useEffect(() => box.current.querySelector("textarea, input, select")?.focus(), []);
   const press = (event) => {
     if (event.key === "Escape" && close) close();
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) box.current.requestSubmit();
+    const isLine = event.target.rows === 1 && !event.shiftKey && !event.isComposing;
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey || isLine)) { event.preventDefault(); box.current.requestSubmit(); }
   };
   return html`<form class="ask" ref=${box} onSubmit=${(event) => { event.preventDefault(); submit(value); }} onKeyDown=${press}>
     ${title && html`<p><b>${title}</b></p>`}<${Field} id=${id} schema=${form.schema} root=${form.schema} value=${value} set=${setValue}/>
-    <div class="toolbar"><button class="main">${button}</button>${close && html`<button type="button" onClick=${close}>Cancel</button>`}</div></form>`;
+    <div class="toolbar"><button class="main">${button}</button>${close && html`<button type="button" onClick=${close}>Cancel</button>`}<span class="soft">Enter, or Ctrl+Enter in a longer field; Shift+Enter breaks the line</span></div></form>`;
 }

@@ -67,7 +67,7 @@ function ForkTree({ overview, branch, at, choose }) {
       ${one.parent && html`<path d=${`M${x(one.fork_at)} ${y(index.get(one.parent))}V${y(i)}`}/>`}
       <path d=${`M${x(one.parent ? one.fork_at : 0)} ${y(i)}H${x(one.count - 1)}`}/><circle cx=${x(one.count - 1)} cy=${y(i)} r="4"/>
       ${one.id === branch && html`<circle class="here" cx=${x(Math.min(at, one.count - 1))} cy=${y(i)} r="5.500"/>`}</g>`)}</svg>
-    <ul>${branches.map((one) => html`<li key=${one.id}><button type="button" class="plain" aria-pressed=${String(one.id === branch)} onClick=${() => choose(one.id)}>
+    <ul>${branches.map((one) => html`<li key=${one.id}><button type="button" class="plain" title=${`${one.name} ${one.note}`} aria-pressed=${String(one.id === branch)} onClick=${() => choose(one.id)}>
       ${one.name}<span class="soft"> ${one.note}</span></button></li>`)}</ul></div>`;
 }
 
@@ -84,7 +84,8 @@ function Questions({ questions, act, busy }) {
 
 function Breakpoints({ nodes, breaks, act }) {
   const has = (node, when) => breaks.some(([name, kind]) => name === node && kind === when);
-  return html`<details class="menu"><summary>Breakpoints${breaks.length ? ` (${breaks.length})` : ""}</summary><div class="card"><table><thead><tr><th>node</th><th>before</th><th>after</th></tr></thead><tbody>
+  const close = (event) => { if (event.key === "Escape") { event.stopPropagation(); event.currentTarget.open = false; } };
+  return html`<details class="menu" onKeyDown=${close}><summary>Breakpoints${breaks.length ? ` (${breaks.length})` : ""}</summary><div class="card"><table><thead><tr><th>node</th><th>before</th><th>after</th></tr></thead><tbody>
     ${nodes.map((node) => html`<tr><td>${node}</td>${["before", "after"].map((when) => html`<td><input type="checkbox" aria-label=${`pause ${when} ${node}`} checked=${has(node, when)} onChange=${() => act({ node, when })}/></td>`)}</tr>`)}
   </tbody></table></div></details>`;
 }
@@ -208,13 +209,13 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
   return html`<section class="run" ref=${root} tabindex=${shortcuts === "inside" ? -1 : undefined} aria-busy=${String(busy)}>
     <div class="head"><h2>${overview.title}</h2><span class="soft">${overview.state}${live ? "" : `, ${overview.steps.toLocaleString("en")} steps in ${overview.episodes.toLocaleString("en")} episodes`}</span>
       ${!live && overview.state !== "finished" && html`<label><input type="checkbox" checked=${follow} onChange=${(event) => setFollow(event.currentTarget.checked)}/> follow</label>`}</div>
+    ${problem && html`<div role="alert" class="note bad"><p>${problem.text}</p>${problem.trace && html`<details><summary>where</summary><pre>${problem.trace}</pre></details>`}
+      <button type="button" class="plain" onClick=${() => setProblem(null)}>close</button></div>`}
     ${live && html`<${Toolbar} overview=${overview} act=${act} stop=${() => tell({ do: "stop" })} mark=${(more) => tell({ do: "break", ...more })} busy=${busy} nodes=${nodes}/>`}
     ${shown?.inside?.length > 0 && html`<p class="soft">inside ${shown.inside.join(" › ")}</p>`}
     ${live && shown?.questions.length > 0 && html`<${Questions} key=${shown.questions.map((one) => one.id).join()} questions=${shown.questions} act=${act} busy=${busy}/>`}
     ${busy && running.length > 0 && html`<p class="note">${running.map((one) => `${one.node}, ${one.seconds.toFixed(1)} s`).join("; ")}</p>`}
     <p class="sr" role="status">${busy ? "running" : moment?.title ?? ""}</p>
-    ${problem && html`<div role="alert" class="note bad"><p>${problem.text}</p>${problem.trace && html`<details><summary>where</summary><pre>${problem.trace}</pre></details>`}
-      <button type="button" class="plain" onClick=${() => setProblem(null)}>close</button></div>`}
     ${[...overview.problems, ...(moment?.problems ?? [])].map((text) => html`<p class="note warn">${text}</p>`)}
     ${asking && !asking.channel && html`<div class="card"><${Form} title="Input of the run" form=${asking.form} button="Begin" submit=${(input) => act("begin", { input })} close=${() => setAsking(null)}/></div>`}
     ${overview.form?.schema.properties?.messages && html`<${Chat} state=${moment?.state} live=${running} act=${act} can=${overview.can.includes("say")} busy=${busy}/>`}
