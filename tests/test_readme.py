@@ -99,7 +99,7 @@ def test_a_python_block_runs_alone_in_a_fresh_process(code: str, tmp_path: Path)
     at_prompt = code in blocks("README.md", "python")
     printed = run_alone(["-iq"], tmp_path, code) if at_prompt else run_alone(["pasted.py"], tmp_path)
     assert printed.strip(), "every block shows what it did"
-    assert not re.search(r"^\w+\(\w+=", printed, re.MULTILINE), "the prompt echoes no value between the lines"
+    assert not at_prompt or not re.search(r"^\w+\(\w+=", printed, re.MULTILINE), "the prompt echoes no value between the lines"
     if len(scores := re.findall(r"\d+\.\d+", printed.splitlines()[0])) >= 6:
         half = len(scores) // 2
         assert sum(map(float, scores[half:])) > sum(map(float, scores[:half])), "an agent that a page shows learns"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pprint import pformat
 from typing import Any, get_type_hints
@@ -117,13 +117,18 @@ def check_channels(graph: Any, values: Mapping[str, Any]) -> None:
     Raises:
         StepperError: names the channel, its type and the value.
     """
-    known = graph.builder.channels
-    if unknown := [name for name in values if name not in known]:
-        raise StepperError(f"there is no channel {unknown[0]!r}; there are {', '.join(known)}")
-    hints = channel_types(graph.builder)
+    check_names(graph, values)
+    known, hints = graph.builder.channels, channel_types(graph.builder)
     for name, value in values.items():
         if name in hints and isinstance(known[name], LastValue):
             _check(name, hints[name], value)
+
+
+def check_names(graph: Any, names: Iterable[str]) -> None:
+    """Refuse a channel that the graph does not have, with a `StepperError` that names the others."""
+    known = graph.builder.channels
+    if unknown := [name for name in names if name not in known]:
+        raise StepperError(f"there is no channel {unknown[0]!r}; there are {', '.join(known)}")
 
 
 def channel_types(builder: Any) -> dict[str, Any]:

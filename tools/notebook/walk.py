@@ -39,7 +39,7 @@ from langgraph.types import Command, Interrupt, StateSnapshot
 from ...memory.storage.branches import Branch
 from ...memory.storage.branching_store import BranchingStore
 from .pauses import Invocation, find_subgraph, innermost, pause_in
-from .tables import StepperError, Table, channel_rows, check_channels, table, to_line
+from .tables import StepperError, Table, channel_rows, check_channels, check_names, table, to_line
 
 if TYPE_CHECKING:
     from .bars import Bars as Bars
@@ -303,7 +303,7 @@ class Walk:
         Inside a subgraph it goes back as far as the subgraph's first node.
         """
         path = self.path()
-        if times >= len(path):
+        if times not in range(len(path)):
             where = f"of {self.inside[-1].node!r}; out() leads to the graph around it" if self.inside else "of the run"
             raise StepperError(f"cannot go back {times} steps: this is moment {len(path) - 1} {where}")
         self._begin_branch()
@@ -391,6 +391,7 @@ class Walk:
 
     def view(self, *channels: str) -> Table:
         """A table of the channels (or only these) at this moment; those that the last step changed are highlighted."""
+        check_names(self.here, channels)
         path = self.path()
         now, before = self.state, path[-2].values if len(path) > 1 else {}
         names = channels or tuple(now)

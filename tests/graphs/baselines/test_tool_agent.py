@@ -332,7 +332,7 @@ def test_temperature_is_bound_and_settings_are_checked() -> None:
 
 def test_a_world_without_written_answers_and_a_model_without_tools_are_refused() -> None:
     class Steps:
-        name = "steps"
+        name, observe = "steps", None
 
     with pytest.raises(UserError, match="steps is played step by step"):
         tool_agent.build(MethodInputs(Steps(), model=Scripted(script=None)))  # type: ignore[arg-type]

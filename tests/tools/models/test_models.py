@@ -45,10 +45,11 @@ def test_pocket_is_the_folder_in_the_package(tiny: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("spec", ["", "gpt", "uniform", "openai", "openai:", "local:", "pocket:2", "azure:gpt"])
-def test_unknown_names_list_what_there_is(spec: str) -> None:
+def test_unknown_names_are_answered_by_the_nearest_or_by_what_there_is(spec: str) -> None:
     with pytest.raises(UserError) as caught:
         open_model(spec)
-    assert all(name in str(caught.value) for name in MODELS)
+    nearest = {"openai": "openai:MODEL", "openai:": "openai:MODEL", "pocket:2": "pocket"}.get(spec)
+    assert f"did you mean {nearest}?" in str(caught.value) if nearest else all(one in str(caught.value) for one in MODELS)
     assert "\n" not in str(caught.value)
 
 

@@ -138,6 +138,10 @@ def test_a_walk_without_a_name_begins_anew() -> None:
 def test_errors_in_words() -> None:
     with pytest.raises(StepperError, match="no node 'sub'; there are add, note"):
         begun().until("sub")
+    with pytest.raises(StepperError, match="cannot go back -1 steps"):
+        begun().back(-1)
+    with pytest.raises(StepperError, match="no channel 'm'"):
+        begun().view("m")
     with pytest.raises(StepperError, match="no channel 'm'"):
         begun().edit(m=1)
     with pytest.raises(StepperError, match="InMemorySaver"):
