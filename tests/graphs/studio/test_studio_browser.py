@@ -320,7 +320,7 @@ async def test_a_live_walk_leaves_a_step_of_a_recorded_run(tmp_path: Path) -> No
             )
             await opened.run(f"{walk_on}.click()")
             await until(opened, f"location.hash === '#walk' && {LIT} === 'act'")
-            assert "jitrl-s0, episode 1, step 13" in await opened.run("document.querySelector('.forks').textContent")
+            await until(opened, "document.querySelector('.forks')?.textContent.includes('jitrl-s0, episode 1, step 13')")
             await press(opened, "f")
             await until(opened, "document.querySelectorAll('.forks li').length === 2")
             await press(opened, "s")
