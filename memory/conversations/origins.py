@@ -66,8 +66,8 @@ class _Result(NamedTuple):
     """True if it speaks to the agent."""
     is_kept: bool
     """True if its words are kept."""
-    words: str
-    """All its words, as `_words` writes them."""
+    quotes: frozenset[str]
+    """The runs of words by which a quotation of it is known; of a kept one none."""
 
 
 class Origins:
@@ -130,11 +130,10 @@ class Origins:
             )
             instructs = self._instructs(text)
             is_kept = not (instructs or orders) and self._is_short(text, self._calls.get(message.tool_call_id))
-            self._results.insert(0, _Result(tool, told, orders, instructs, is_kept, _words(text)))
-            if not is_kept:
-                update["content"] = str(message.text).removesuffix(text) + _outline(
-                    text
-                )  # a note that a person edited the call stays
+            quotes = frozenset(() if is_kept else _runs(_WORD.findall(_plain(text))))
+            self._results.insert(0, _Result(tool, told, orders, instructs, is_kept, quotes))
+            if not is_kept:  # the note that a person edited the call stays
+                update["content"] = str(message.text).removesuffix(text) + _outline(text)
         return message.model_copy(update=update)
 
     def _is_short(self, text: str, call: Mapping[str, Any] | None) -> bool:
@@ -171,12 +170,13 @@ class Origins:
 
     def _without_quotes(self, text: str) -> str:
         """The text with the tool's name in the place of each run of words that only a tool has said."""
-        seen, asked = readable(text), _words(self._asked)
+        seen, asked = readable(text), set(_runs(_WORD.findall(self._asked)))
         found, spans = list(_WORD.finditer(seen)), list[tuple[int, int, str]]()
-        for first, last in zip(found, found[QUOTED_WORDS - 1 :], strict=False):
-            run = _words(seen[first.start() : last.end()])
-            tool = next((one.tool for one in self._results if not one.is_kept and run in one.words and run not in asked), "")
-            if tool:
+        for run, first, last in zip(
+            _runs([one[0].casefold() for one in found]), found, found[QUOTED_WORDS - 1 :], strict=False
+        ):
+            tool = next((one.tool for one in self._results if run in one.quotes), "")
+            if tool and run not in asked:
                 start, _, tool = spans.pop() if spans and first.start() <= spans[-1][1] else (first.start(), 0, tool)
                 spans.append((start, last.end(), tool))
         for start, end, tool in reversed(spans):
@@ -221,8 +221,9 @@ def _plain(text: str) -> str:
     return " ".join(readable(text).casefold().split())
 
 
-def _words(text: str) -> str:
-    return f" {' '.join(_WORD.findall(_plain(text)))} "
+def _runs(words: Sequence[str]) -> list[str]:
+    """All runs of `QUOTED_WORDS` words."""
+    return [" ".join(words[n : n + QUOTED_WORDS]) for n in range(len(words) - QUOTED_WORDS + 1)]
 
 
 def _has(text: str, key: str) -> bool:
