@@ -35,7 +35,7 @@ from ...memory.errors import UserError, plural
 from ...memory.records import Task, Trajectory
 from ...memory.storage.record_store import BadRecord, read_jsonl
 from .agent_identity import DOMAIN
-from .lift import TrialLedger, unrated_draws
+from .lift import measure_lift
 from .reward_sources import RewardScale, RewardSource, describe_source, read_reward
 from .scope_values import AgentScope
 
@@ -188,11 +188,8 @@ def write_lift(source: ConversationSource, kept: ConversationStore, traces: Mapp
     """Write the lift of each method's memory as a score on the last trace of its newest trial's thread; returns that in words."""
     said, trials = [], kept.trials.all()
     for method in sorted({one.id.partition("/")[0] for one in trials}):
-        ledger = TrialLedger(method)
-        ledger.unrated = unrated_draws(kept, method)
-        ledger.add(trials)
         known = [one for one in trials if one.id.startswith(f"{method}/") and traces.get(one.thread)]
-        if (row := ledger.lift().memory) is not None and known:
+        if (row := measure_lift(kept, method).memory) is not None and known:
             trace, name = traces[max(known, key=lambda one: one.at).thread], f"learngraph.lift.{method}"
             lift = f"{with_interval(row.lift, row.interval)} over {plural(row.trials, 'conversation')}, {row.without} without advice"
             source.write_score(trace, name, row.lift, f"{lift}; 95 % at any time")

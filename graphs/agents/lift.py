@@ -260,6 +260,14 @@ class ThreadTrial:
         return out
 
 
+def measure_lift(kept: ConversationStore, method: str, min_lift: float | None = None) -> Lift:
+    """The lift of a method's memory by all that is kept of a scope."""
+    ledger = TrialLedger(method, min_lift)
+    ledger.unrated = unrated_draws(kept, method)
+    ledger.add(kept.trials.all())
+    return ledger.lift()
+
+
 def unrated_draws(kept: ConversationStore, method: str) -> list[dict[str, Any]]:
     """The draws of a method for each conversation that has no reward, and is not quarantined."""
     known = {one.thread for one in kept.trials.all()} | {one.id for one in kept.open_quarantines()}

@@ -34,7 +34,7 @@ from ...memory.records import Trajectory
 from ...memory.telemetry import memory_names, span
 from .agent_identity import ROOT, AgentIdentity
 from .intake import Admitted, ImportReport, Intake, days_before, write_lift
-from .lift import Lift, TrialLedger, TrialPlan, retirement, unrated_draws
+from .lift import Lift, TrialLedger, TrialPlan, measure_lift, retirement, unrated_draws
 from .reward_sources import RewardScale, RewardSource, rank_rewards, rating_text
 from .scope_values import AgentScope, ScopeValue, ThreadId
 from .status import LearnerStatus
@@ -96,8 +96,10 @@ class ScopeMemory(Generic[Index]):
     """Model calls of these with something recalled, and with room to show it."""
     unshown: int = 0
     """The ones for which `max_added_tokens` had no room for any of it."""
-    unwritten: list[str] = field(default_factory=list)
-    """The reasons for which a model that was to write advice did not, one a call."""
+    unwritten: int = 0
+    """The ones for which a model that was to write advice did not."""
+    why_unwritten: str = ""
+    """The reason at the last of these."""
     left_out: int = 0
     """Of these, the ones for which `max_added_tokens` had no room for all of it."""
     ledger: TrialLedger = field(default_factory=lambda: TrialLedger(""))
@@ -121,7 +123,8 @@ class ScopeMemory(Generic[Index]):
         self.consulted += 1
         self.recalled += bool(entry["recalled"] or not has_room) and is_shown
         self.left_out, self.unshown = self.left_out + (not has_room), self.unshown + (not is_shown)
-        self.unwritten += [entry["unwritten"]] if "unwritten" in entry else []
+        self.unwritten += "unwritten" in entry
+        self.why_unwritten = entry.get("unwritten", self.why_unwritten)
         if (near := entry.get("nearest")) is not None:
             self.nearest = max(near, self.nearest or 0.0)
         if self.consulted == CONSULTATIONS_BEFORE_WARNING and not self.recalled + self.unshown:
@@ -314,18 +317,14 @@ class ScopedLearner(Generic[Index]):
                 f"max_added_tokens had no room for all that was recalled in {calls}, and for none of it in {none:,} of these",
             )
         if memory.unwritten:
-            calls, why = plural(len(memory.unwritten), "model call"), memory.unwritten[-1]
-            notes += (f"no advice was written in {calls}, the last: {why}; another strategist= may do better",)
+            calls = plural(memory.unwritten, "model call")
+            notes += (f"no advice was written in {calls}, the last: {memory.why_unwritten}; another strategist= may do better",)
         found = LearnerStatus(self.method, rated, memory.consulted, memory.recalled, nearest=memory.nearest, notes=notes)
         return replace(found, unshown=memory.unshown, needs=self.needs, quarantined=len(kept), held=sum(kept))
 
     def lift(self, **scope: ScopeValue) -> Lift:
         """The worth of the memory of a scope and of each item in it, in reward, with 95 % intervals that hold whenever one looks."""
-        ledger = TrialLedger(self.method, self.plan.min_lift)
-        kept = self._conversations(scope)
-        ledger.unrated = unrated_draws(kept, self.method)
-        ledger.add(kept.trials.all())
-        return ledger.lift()
+        return measure_lift(self._conversations(scope), self.method, self.plan.min_lift)
 
     def quarantine(self, thread_id: ThreadId, reason: str, digest: str = "", **scope: ScopeValue) -> None:
         """Learn nothing from a thread any more, and withdraw what was derived from it; `release` takes this back.

@@ -291,7 +291,7 @@ class ConversationStore:
         self._changes = RecordStore(store, (*scope, "changes"), _Changes, **derived)
         self._left_out = set[str]()
         self._writer = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
-        self._count, self._newest, self._card = 0, list[str](), ""
+        self._count, self._card = 0, ""
         self._open = OrderedDict[str, Conversation | None]()
         self._made: dict[str, Trajectory] = {}
         self._lock = threading.Lock()
@@ -530,13 +530,12 @@ class ConversationStore:
 
     def _changes_with(self, ids: Sequence[str], mine: _Changes | None) -> _Changes:
         """The record that names further changes of this process; `mine`: as it is, since others blank in it what they have forgotten."""
-        ids = (
-            ["", *ids] if mine is None and self._count else ids
-        )  # all was forgotten: who has not seen that reads everything again
+        if mine is None and self._count:  # all was forgotten: who has not seen that reads everything again
+            ids = ["", *ids]
         self._count += len(ids)
         self.has_news = True
-        self._newest = [*(mine.newest if mine else ()), *ids][-CHANGES_KEPT:]
-        return _Changes(self._writer, self._count, tuple(self._newest))
+        newest = (*(mine.newest if mine else ()), *ids)[-CHANGES_KEPT:]
+        return _Changes(self._writer, self._count, newest)
 
     def changes(self, seen: Mapping[str, int] | None, thread: str = "") -> tuple[list[Trajectory] | None, dict[str, int]]:
         """The trajectories that were added or changed since a look before.
