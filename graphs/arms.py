@@ -118,7 +118,7 @@ def _with_value(settings: Any, key: str, text: str, place: str) -> Any:
     first, _, rest = key.partition(".")
     known = [one.name for one in fields(settings)]
     if first not in known:
-        raise CommandError(f"{place} has no setting {first!r}{did_you_mean(first, known) or '; it has ' + ', '.join(known)}")
+        raise CommandError(f"{place} has no setting {first!r}{did_you_mean(first, known, 'it has')}")
     if rest and is_dataclass(getattr(settings, first)):
         return replace(settings, **{first: _with_value(getattr(settings, first), rest, text, f"{place}, {first}")})
     try:

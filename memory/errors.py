@@ -151,10 +151,14 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a message about a mistyped name: `; did you mean jitrl?`. Empty if no known name is close to it."""
-    close = get_close_matches(name, list(known), 1)
-    return f"; did you mean {close[0]}?" if close else ""
+def did_you_mean(name: str, known: Iterable[str], there_are: str = "") -> str:
+    """The end of a message about a mistyped name: `; did you mean jitrl?`.
+
+    Where no known name is close to it: `; there are icrl, jitrl` behind the words `there_are`; without these nothing.
+    """
+    close = get_close_matches(name, names := list(known), 1)
+    others = f"; {there_are} {', '.join(names)}" if there_are else ""
+    return f"; did you mean {close[0]}?" if close else others
 
 
 def import_package(module: str, need: str, install: str) -> Any:

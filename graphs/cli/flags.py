@@ -127,8 +127,7 @@ def _parse(
         raise CommandError(f"{prog} takes no further arguments, got {unknown[0]}")
     if unknown:
         known = _flags(form, grouped)
-        hint = did_you_mean(unknown[0], known) or f"; there are {', '.join(known)}"
-        raise CommandError(f"{prog}: there is no {unknown[0]}{hint}")
+        raise CommandError(f"{prog}: there is no {unknown[0]}{did_you_mean(unknown[0], known, 'there are')}")
     result: Options = parsed
     return result
 

@@ -114,8 +114,7 @@ def _run_command(args: Sequence[str]) -> int:
         print(version("learngraph"))
         return 0
     if args[0] not in COMMANDS:
-        hint = did_you_mean(args[0], COMMANDS) or f"; there are {', '.join(COMMANDS)}"
-        raise CommandError(f"learngraph has no command '{args[0]}'{hint}")
+        raise CommandError(f"learngraph has no command '{args[0]}'{did_you_mean(args[0], COMMANDS, 'there are')}")
     return COMMANDS[args[0]].load()(args[1:])
 
 

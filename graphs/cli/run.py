@@ -194,9 +194,7 @@ def _list_tables(options: FileOptions, tables: Mapping[str, Mapping[str, Any]]) 
     """Show the tables of a file, of which `--only` names none."""
     if options.only:
         name = options.only[0]
-        raise CommandError(
-            f"{options.file}: --only {name}: it has no such table{did_you_mean(name, tables) or '; it has ' + ', '.join(tables)}"
-        )
+        raise CommandError(f"{options.file}: --only {name}: it has no such table{did_you_mean(name, tables, 'it has')}")
     rows = [[name, table.get("title", ""), table.get("needs", "") or "nothing more"] for name, table in tables.items()]
     print(markdown_table([["--only", "table", "needs"], *rows], left=3))
     print(f"\nlearngraph run {options.file} --only {next(iter(tables))} plays one; with --dry-run it says what it would cost")

@@ -168,7 +168,7 @@ def change_settings(settings: Any, changes: Mapping[str, Any], place: str) -> An
     hints, values = get_type_hints(type(settings)), {}
     for name, value in changes.items():
         if name not in hints:
-            raise CommandError(f"{place} has no {name!r}{did_you_mean(name, hints) or '; it has ' + ', '.join(hints)}")
+            raise CommandError(f"{place} has no {name!r}{did_you_mean(name, hints, 'it has')}")
         now, here = getattr(settings, name), f"{place}.{name}"
         is_group = is_dataclass(now) and isinstance(value, Mapping)
         values[name] = change_settings(now, value, here) if is_group else check_value(value, hints[name], here)

@@ -156,8 +156,7 @@ def graph_target(options: StudioOptions) -> Studio:
         walked, given = drawing.wire_onto(code.graph), usual if input is None else input
         known = form["schema"].get("properties", {})
         if isinstance(given, dict) and (unknown := [name for name in given if known and name not in known]):
-            hint = did_you_mean(unknown[0], known) or f"; it has {', '.join(known)}"
-            raise UserError(f"the input has no {unknown[0]!r}{hint}")
+            raise UserError(f"the input has no {unknown[0]!r}{did_you_mean(unknown[0], known, 'it has')}")
         walked = walked if walked.checkpointer else walked.copy(update={"checkpointer": InMemorySaver()})
         return start(walked, given, thread=f"studio-{number}")
 

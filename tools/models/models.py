@@ -115,7 +115,7 @@ def _checkpoint(spec: str) -> str:
     if spec == "guard":
         return str(GUARD)
     if kind != "local" or not name:
-        raise UserError(f"there is no model {spec!r}{did_you_mean(spec, MODELS) or '; there are ' + ', '.join(MODELS)}")
+        raise UserError(f"there is no model {spec!r}{did_you_mean(spec, MODELS, 'there are')}")
     if not name.startswith(("/", ".", "~")):
         return name
     folder = Path(name).expanduser()
