@@ -50,6 +50,17 @@ def make_adapter(model: Path | str, folder: Path, seed: int, std: float = 0.01) 
     network.save_pretrained(folder)
 
 
+def make_versions(folder: Path, count: int, quick: bool = False) -> tuple[LocalChatModel, list[Path]]:
+    """The network of this page in `folder / "model"` (`quick`: a tiny one), and the folders of `count` adapters of it."""
+    sizes = (500, 2, 64, 128) if quick else (24_000, 8, 384, 1024)
+    make_llama(folder / "model", *sizes, eos_token_id=1)
+    make_tokenizer(folder / "model", sizes[0])
+    folders = [folder / f"v{i}" for i in range(count)]
+    for i, one in enumerate(folders):
+        make_adapter(folder / "model", one, i)
+    return LocalChatModel(model=str(folder / "model"), threads=1), folders
+
+
 def request(seed: int, length: int, words: int = 40) -> ChatRequest:
     text = " ".join(f"w{(seed * 31 + i * 7) % 900 + 100}" for i in range(words))
     return ChatRequest(raw=text, sampling=Sampling(seed=seed, max_tokens=length))
@@ -174,14 +185,7 @@ def main() -> None:
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        sizes = (500, 2, 64, 128) if options.quick else (24_000, 8, 384, 1024)
-        make_llama(folder / "model", *sizes, eos_token_id=1)
-        make_tokenizer(folder / "model", sizes[0])
-        folders = [folder / f"v{i}" for i in range(4 if options.quick else options.swaps)]
-        for i, one in enumerate(folders):
-            make_adapter(folder / "model", one, i)
-        model = LocalChatModel(model=str(folder / "model"), threads=1)
+        model, folders = make_versions(Path(temporary), 4 if options.quick else options.swaps, options.quick)
         size = (folders[0] / "adapter_model.safetensors").stat().st_size
         print(f"model of {model.network.num_parameters() / 1e6:.1f} M parameters, adapters of {size / 2**20:.2f} MB")
         asyncio.run(swaps(model, folders, options.streams, 16 if options.quick else 32))

@@ -21,12 +21,10 @@ from typing import Any
 
 import torch
 import transformers
-from bench_swap import Load, make_adapter
-from random_llama import make_llama, make_tokenizer
+from bench_swap import Load, make_versions
 from rows import make_parser, report
 
 from learngraph.tools.local.engine import LocalEngine
-from learngraph.tools.local.model import LocalChatModel
 from learngraph.tools.serving.vllm_engine import VllmEngine
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
@@ -96,12 +94,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        make_llama(folder / "model", 24_000, 8, 384, 1024, eos_token_id=1)
-        make_tokenizer(folder / "model", 24_000)
-        folders = [folder / f"version-{i}" for i in range(options.swaps + 1)]
-        for i, one in enumerate(folders):
-            make_adapter(folder / "model", one, i)
-        model = LocalChatModel(model=str(folder / "model"), threads=1)
+        model, folders = make_versions(folder, options.swaps + 1, options.quick)
         for streams in options.streams:
             rates = plain_transformers(model.network, streams, options.rounds)
             report(f"tokens a second of {streams} streams: transformers' generate, no adapter", rates)
