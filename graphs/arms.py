@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, cast, get_type_hints
 
-from ..memory.errors import CommandError, UserError, did_you_mean
+from ..memory.errors import CommandError, UserError, did_you_mean, type_of
 
 if TYPE_CHECKING:
     from .methods import Method
@@ -148,8 +148,17 @@ def check_value(value: Any, hint: Any, place: str, text: str = "") -> Any:
             return TypeAdapter(hint).validate_json(json.dumps(one, default=str), strict=True)
         except ValidationError as error:
             wrong = error
-    wanted = " or ".join(dict.fromkeys(one["msg"].replace("Input should be ", "") for one in wrong.errors()))
-    raise CommandError(f"{place} is {wanted}, got {text or repr(value)}")
+    wanted = " or ".join(
+        dict.fromkeys(
+            one["msg"]
+            .removeprefix("Input should be ")
+            .replace("a valid i", "an i")
+            .replace("a valid a", "an a")
+            .replace("a valid ", "a ")
+            for one in wrong.errors()
+        )
+    )
+    raise CommandError(f"{place} is to be {wanted}, got {text or repr(value)}")
 
 
 def shared_settings(settings: Any, args: Sequence[str]) -> dict[str, Any]:
@@ -269,7 +278,7 @@ def _as_graph(found: Any, name: str) -> Any:
         found = found.compile()
     if not isinstance(found, CompiledStateGraph):
         raise UserError(
-            f"'{name}' is a {type(found).__name__}, and no graph: give a compiled LangGraph graph, a StateGraph, a Method, or a "
+            f"'{name}' is {type_of(found)}, and no graph: give a compiled LangGraph graph, a StateGraph, a Method, or a "
             "function without arguments that returns one of the first two"
         )
     return found

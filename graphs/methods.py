@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from langgraph.graph.state import CompiledStateGraph
 
-from ..memory.errors import UserError, did_you_mean
+from ..memory.errors import UserError, did_you_mean, type_of
 from . import adamem, icrl, jitrl, training_free_grpo
 from .baselines import (
     awm,
@@ -337,7 +337,7 @@ def _import_method(module: str, attribute: str) -> Method:
         return method
     others = [f"{module}:{name}" for name, value in vars(found).items() if isinstance(value, Method)]
     would_do = f"it has {', '.join(others)}" if others else f"write {attribute} = Method(summary, settings, build) there"
-    came = "nothing of that name" if method is None else f"a {type(method).__name__} of that name"
+    came = "nothing of that name" if method is None else f"{type_of(method)} of that name"
     raise UserError(f"'{asked}' asks for a learngraph.graphs.methods.Method, but {module} has {came}; {would_do}")
 
 

@@ -151,6 +151,12 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
+def type_of(value: object) -> str:
+    """The type of a value with its article, as a message has it: `an int`, `a str`."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIO' else 'a'} {name}"
+
+
 def did_you_mean(name: str, known: Iterable[str], there_are: str = "") -> str:
     """The end of a message about a mistyped name: `; did you mean jitrl?`.
 

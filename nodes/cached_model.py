@@ -22,7 +22,7 @@ from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig
 
-from ..memory.errors import UserError
+from ..memory.errors import UserError, type_of
 from ..memory.records import Usage
 from ..memory.storage.cache import Cache, cache_key
 from .ask import answer, call_usage
@@ -307,7 +307,7 @@ class CachedChatModel(Runnable[Any, Any]):
     def _count_reply(self, place: str, messages: Sequence[BaseMessage], reply: Any) -> AIMessage:
         """Count a reply, and store it under its key, if it has one."""
         if not isinstance(reply, AIMessage):
-            raise TypeError(f"{self.name}: only chat models can be recorded; this one returned a {type(reply).__name__}")
+            raise TypeError(f"{self.name}: only chat models can be recorded; this one returned {type_of(reply)}")
         usage = call_usage(messages, reply)
         if not place:
             self.cache.add_cost(self.stage, usage)

@@ -4,8 +4,8 @@
 
 `Recalled` and `Advice` are TypedDicts. LangGraph gives the node the channels of `Recalled` and no others; `NotRequired` marks what
 it can do without. `Recalled | State` says that it reads further channels, by how the node is made; LangGraph then gives it all.
-A node that sets such channels names them in a property `further_channels`, one around another node has that as `inner_node`, and a
-policy's `view` says what its prompt shows (`shown_channels`).
+A node that sets such channels names them in a property `further_channels`, and those that it only records in `journal_channels`; one
+around another node has that as `inner_node`, and a policy's `view` says what its prompt shows (`shown_channels`).
 A node without types may read and write anything.
 """
 
@@ -52,7 +52,10 @@ def node_channels(node: Any) -> NodeChannels:
     if shown is not None:
         more = schema_channels(shown)
         channels = replace(channels, reads=channels.reads | more.reads, needs=channels.needs | more.needs, may_read_more=False)
-    return channels if further is None else replace(channels, writes=channels.writes | set(further), is_open=False)
+    if further is None:
+        return channels
+    reads, writes = channels.reads | set(getattr(node, "journal_channels", ())), channels.writes | set(further)
+    return replace(channels, reads=reads, writes=writes, is_open=False, may_read_more=False)
 
 
 def node_schemas(node: Any) -> list[Any]:

@@ -74,10 +74,7 @@ def parse_options_and_settings(
 
         settings_type, options_type = Annotated[settings_type, arg(name="")], Annotated[options_type, arg(name="")]
         titles = {f"{name.replace('_', '-')} options": f"{title}, {name}" for name in groups}
-    parts: list[Any] = [
-        ("settings", settings_type, field(default_factory=lambda: settings)),
-        ("options", options_type),
-    ]
+    parts: list[Any] = [("settings", settings_type, field(default_factory=lambda: settings)), ("options", options_type)]
     form = make_dataclass("Form", parts, kw_only=True)
     parsed: Any = _parse(form, args, prog, about, titles, grouped=bool(groups), headings=headings)
     return parsed.options, parsed.settings

@@ -55,8 +55,7 @@ def serve(args: Sequence[str]) -> int:
     chosen = CLaaS() if preset == "default" else getattr(CLaaS, preset.replace("-", "_"))()
     about = f"A chat API that learns from feedback. --preset {{{','.join(presets)}}} sets other defaults."
     options, settings = parse_options_and_settings(
-        *(ServeOptions, chosen, args, "learngraph serve", about, "CLaaS: settings of the method"),
-        headings=HEADINGS,
+        *(ServeOptions, chosen, args, "learngraph serve", about, "CLaaS: settings of the method"), headings=HEADINGS
     )
     tenants = find_tenants(options)
     from ...tools.serving.chat_server import check_address

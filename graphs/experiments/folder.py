@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ...memory.display import short
-from ...memory.errors import CommandError, UserError
+from ...memory.errors import CommandError, UserError, type_of
 from ...memory.storage.open_store import is_postgres
 from ...memory.storage.postgres_store import without_password
 from ..arms import Arm
@@ -285,7 +285,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     """
     found = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(found, dict):
-        raise ValueError(f"a JSON object is needed, and this is a {type(found).__name__}")
+        raise ValueError(f"a JSON object is needed, and this is {type_of(found)}")
     return found
 
 

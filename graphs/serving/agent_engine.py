@@ -20,7 +20,7 @@ from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, ToolM
 from langgraph.config import get_config
 from langgraph.graph.state import CompiledStateGraph
 
-from ...memory.errors import Unavailable, UserError
+from ...memory.errors import Unavailable, UserError, type_of
 from ...memory.records import ChatRequest, Piece, Reply
 
 __all__ = ["AgentEngine"]
@@ -110,7 +110,7 @@ class AgentEngine:
         if not isinstance(self._agent, CompiledStateGraph):
             raise UserError(
                 f"serve: --graph names a function of (model, middleware) that returns a compiled graph, such as that of "
-                f"create_agent(model, tools, middleware=middleware); it returned a {type(self._agent).__name__}"
+                f"create_agent(model, tools, middleware=middleware); it returned {type_of(self._agent)}"
             )
         # An agent calls its own tools within its own graph; a client's calls would have nobody to answer them there.
         self.features = CHAT_FEATURES if self.make_agent is None else CHAT_FEATURES - {"tools", "tool_choice"}

@@ -12,9 +12,9 @@ Where `a` has no fan-out, a dotted arrow is an outcome of its router, as LangGra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
-from types import NoneType, SimpleNamespace, UnionType
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from langchain_core.runnables import Runnable
@@ -23,7 +23,7 @@ from langgraph.graph._node import StateNodeSpec
 from langgraph.types import Command, Send
 
 from ...memory.errors import did_you_mean
-from ...nodes.channels import type_hints
+from .input_errors import wrong_arguments, wrong_parts
 from .mermaid import Edge, FlowError, shown_label
 
 __all__ = ["Branching", "FanOutBranch", "Finding", "Wiring"]
@@ -234,25 +234,9 @@ def _kinds(wiring: Wiring) -> list[Finding]:
             said = f"is {node!r:.40}, and a node is a function of the state, an object that is called, or a Runnable"
         else:
             said = next((f"is made of the wrong parts: {wrong}" for wrong in wrong_parts(node)), "")
+            said = said or ("" if isinstance(node, Runnable | StateNodeSpec) else wrong_arguments(node))
         found += [Finding(_line(wiring, name), f"'{name}' {said}")] if said else []
     return found
-
-
-def wrong_parts(node: Any) -> Iterator[str]:
-    """The parts of a node, a dataclass, that lack what their type asks for, each in words."""
-    hints = type_hints(type(node)) if is_dataclass(node) else {}
-    for one in fields(node) if is_dataclass(node) else ():
-        wanted, part = hints.get(one.name), getattr(node, one.name, None)
-        if (
-            not isinstance(part, NoneType | SimpleNamespace)
-            and isinstance(wanted, type)
-            and getattr(wanted, "_is_protocol", False)
-        ):  # of a blueprint
-            lacking = [
-                name for name in vars(wanted) if name[0] != "_" and callable(vars(wanted)[name]) and not hasattr(part, name)
-            ]
-            if lacking:
-                yield f"`{one.name}` wants the kind {wanted.__name__}, and the {type(part).__name__} that it got has no `{lacking[0]}`"
 
 
 def _connections(wiring: Wiring) -> list[Finding]:

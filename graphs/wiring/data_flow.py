@@ -7,17 +7,21 @@ whole state says nothing, and where the graph's input is not told apart from its
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from difflib import get_close_matches
 from functools import lru_cache
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from langgraph.graph import StateGraph
 from langgraph.graph._node import StateNodeSpec
 from langgraph.graph.state import CompiledStateGraph
+from typing_extensions import is_typeddict
 
 from ...memory.errors import did_you_mean
-from ...nodes.channels import NodeChannels, node_channels
+from ...nodes.channels import NodeChannels, node_channels, node_schemas, schema_channels, type_hints
 from .arrows import Finding, Wiring, closure
+from .input_errors import type_name
 
 __all__ = []
 
@@ -27,14 +31,13 @@ PACKAGE = __name__.partition(".")[0] + "."
 def find_missing(wiring: Wiring, builder: StateGraph[Any, Any, Any, Any]) -> list[Finding]:
     """The channels that nodes and routers read before anything can have written them, each with its line."""
     known = {name: _channels(node) for name, node in wiring.nodes.items()}
-    unread = _unread(wiring, builder, known)
-    if unread or builder.input_schema is builder.state_schema:
-        return unread
+    found = _unread(wiring, builder, known) or _mistyped(wiring, builder)
+    if found or builder.input_schema is builder.state_schema:
+        return found
     given = set(builder.schemas[builder.input_schema])
     given |= {name for name, channel in builder.channels.items() if channel.is_available()}  # a reducer starts empty
     arrows = [(edge.source, edge.target) for edge in wiring.edges]
     alone = {edge.target for edge in wiring.edges if wiring.kind(edge) == "fan-out"}  # these read a piece of work
-    found = []
 
     def look(reader: str, name: str, channels: NodeChannels, before: Collection[str]) -> None:
         if channels.reads >= set(builder.schemas[builder.state_schema]) or any(known[node].is_open for node in before):
@@ -59,23 +62,43 @@ def find_missing(wiring: Wiring, builder: StateGraph[Any, Any, Any, Any]) -> lis
 
 
 def _unread(wiring: Wiring, builder: StateGraph[Any, Any, Any, Any], known: Mapping[str, NodeChannels]) -> list[Finding]:
-    """The nodes that write for nobody: no node or router reads any of their channels, and the graph does not give them out."""
+    """The nodes that write for nobody: no node or router reads any of their channels, and the graph does not give them out; or what a
+    node of ours writes for a prompt is in none."""
+    from ...nodes.retrieve.attempts import PromptPart, channels_of_part  # an agent of LangChain has no attempts
+
     routers = [node_channels(unwrap(one.path)) for branchings in wiring.routers.values() for one in branchings]
-    readers = [*known.values(), *routers]
-    read = set(builder.schemas[builder.output_schema]).union(*(one.reads for one in readers))
-    may_read_more = any(one.may_read_more for one in readers) or any(wiring.fan_outs)
-    found, state = [], {*builder.channels}
+    given = set(builder.schemas[builder.output_schema]).union(*(one.reads for one in routers))
+    may_read_more = any(one.may_read_more for one in [*known.values(), *routers]) or any(wiring.fan_outs)
+    shown = schema_channels([channels_of_part(part) for part in PromptPart.__subclasses__()]).reads
+    clearing = {name for name in known if hasattr(unwrap(wiring.nodes[name]), "further_channels")}  # or recording
+    read, state, found = given.union(*(one.reads for one in known.values())), {*builder.channels}, []
     for name, one in known.items():
         plain = [channel for channel in sorted(one.writes) if not _starts_empty(builder, channel)]
         lost = [channel for channel in plain if channel not in state or (channel not in read and not may_read_more)]
         hints = {channel: did_you_mean(channel, state - one.writes) for channel in lost}
-        is_ours = getattr(unwrap(wiring.nodes[name]), "__module__", "").startswith(PACKAGE)  # such are for states of many kinds
+        is_ours = _is_ours(wiring.nodes[name])
         misspelt = [channel for channel in lost if hints[channel] and channel not in state and not is_ours]
-        if said := misspelt or (lost if lost == plain and not one.is_open else []):
-            words = f"{' and '.join(f'`{channel}`' for channel in said)}, which {'is no channel of the state' if misspelt else 'no node reads'}"
-            hint = next(filter(None, map(hints.get, said)), "")
-            found.append(Finding(wiring.lines.get(name, 0), f"'{name}' writes {words}{hint}"))
+        prompted = sorted(one.writes & shown) if is_ours and not may_read_more and name not in clearing else []
+        if not given.union(*(known[other].reads for other in known.keys() - clearing - {name})).isdisjoint(prompted):
+            prompted = []
+        if said := misspelt or (lost if lost == plain and not one.is_open else prompted):
+            words = " and ".join(f"`{channel}`" for channel in said)
+            fault = "is no channel of the state" if misspelt else "no other node reads" if prompted else "no node reads"
+            hint = next(filter(None, map(hints.get, said)), "; lend the node that proposes with it, too" if prompted else "")
+            found.append(Finding(wiring.lines.get(name, 0), f"'{name}' writes {words}, which {fault}{hint}"))
     return found
+
+
+def is_misspelt(channel: str, lent: Iterable[Any], own: Mapping[str, Any]) -> bool:
+    """True if functions of the user's write a channel that none of them reads, and that a graph has under a name much like it."""
+    nodes = [node_channels(node) for node in lent if not isinstance(node, StateNodeSpec) and not _is_ours(node)]
+    written, read = (frozenset[str]().union(*(getattr(one, does) for one in nodes)) for does in ("writes", "reads"))
+    return channel in written - read - own.keys() and bool(get_close_matches(channel, own, cutoff=0.8))
+
+
+def _is_ours(node: Any) -> bool:
+    """True for a node of the project: such are made for states of many kinds."""
+    return getattr(unwrap(node), "__module__", "").startswith(PACKAGE)
 
 
 def _starts_empty(builder: StateGraph[Any, Any, Any, Any], channel: str) -> bool:
@@ -103,3 +126,34 @@ def writers_in_catalogue(channel: str) -> tuple[str, ...]:
     from ...nodes.catalogue import catalogue
 
     return tuple(entry.name for entry in catalogue() if channel in entry.writes and channel not in entry.reads)
+
+
+def _mistyped(wiring: Wiring, builder: StateGraph[Any, Any, Any, Any]) -> list[Finding]:
+    """The channels whose type a node says to be one, and the state another that shares no value with it."""
+    state, found = type_hints(builder.state_schema), []
+    alone = {edge.target for edge in wiring.edges if wiring.kind(edge) == "fan-out"}
+    for name in wiring.nodes.keys() - alone:
+        said = [type_hints(schema).items() for schema in node_schemas(unwrap(wiring.nodes[name]))]
+        for channel, hint in {str(item): item for items in said for item in items}.values():
+            held = state.get(channel, Any)
+            if not _starts_empty(builder, channel) and not _overlap(_classes(hint), _classes(held)):
+                told = f"'{name}' takes `{channel}` for {type_name(hint)}, and the state holds {type_name(held)}"
+                found.append(Finding(wiring.lines.get(name, 0), told))
+    return found
+
+
+def _classes(hint: Any) -> tuple[type, ...]:
+    """The classes of a type's values; `object` where it does not say them."""
+    if get_origin(hint) in (Union, UnionType):
+        return tuple(one for part in get_args(hint) for one in _classes(part))
+    if get_origin(hint) is Literal:
+        return tuple(map(type, get_args(hint)))
+    hint = dict if is_typeddict(hint) else get_origin(hint) or hint
+    is_known = isinstance(hint, type) and hint is not Any and not getattr(hint, "_is_protocol", False)
+    return (hint,) if is_known else (object,)
+
+
+def _overlap(ones: Collection[type], others: Collection[type]) -> bool:
+    """True if a value may be of a class of both."""
+    numbers = [{int, float, complex} & {*classes} for classes in (ones, others)]
+    return all(numbers) or any(issubclass(a, b) or issubclass(b, a) for a in ones for b in others)

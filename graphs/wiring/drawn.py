@@ -8,6 +8,7 @@ from typing import Any
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
+from ...memory.errors import type_of
 from .arrows import Branching, FanOutBranch, KnownFanOut, Wiring, returns_literal, returns_sends
 from .guards import drawn_branches
 from .mermaid import Edge, FlowError, shown_label, write_flow
@@ -40,7 +41,7 @@ def builder_behind(graph: Any) -> Builder:
     """
     if not isinstance(graph, CompiledStateGraph):
         hint = "; call its compile() first" if isinstance(graph, StateGraph) else ""
-        raise FlowError(f"a compiled graph is asked for, got a {type(graph).__name__}{hint}")
+        raise FlowError(f"a compiled graph is asked for, got {type_of(graph)}{hint}")
     return graph.builder
 
 

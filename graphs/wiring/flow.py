@@ -23,6 +23,7 @@ from langgraph.graph._node import StateNodeSpec
 from langgraph.graph.state import CompiledStateGraph
 from typing_extensions import TypedDict, is_typeddict
 
+from ...memory.errors import type_of
 from ...nodes.channels import node_schemas
 from .arrows import (
     ENDS,
@@ -38,7 +39,7 @@ from .arrows import (
     command_targets,
     find_mistakes,
 )
-from .data_flow import find_missing, unwrap
+from .data_flow import find_missing, is_misspelt, unwrap
 from .drawn import builder_behind, builder_edges, drawn_edges, read_wiring, to_mermaid
 from .guards import guard_arrows
 from .input_errors import InputError, input_mistake, reading_node
@@ -92,7 +93,7 @@ def wire(
             drawn, a node that is not reached or from which END cannot be reached. It names all mistakes of one kind.
     """
     if not isinstance(builder, StateGraph):
-        raise FlowError(f"wire takes a StateGraph first, and then the drawing; it got a {type(builder).__name__} first")
+        raise FlowError(f"wire takes a StateGraph first, and then the drawing; it got {type_of(builder)} first")
     return _assemble(builder, _checked(_read_drawing(flow, nodes, routers, fan_outs, destinations), builder))
 
 
@@ -104,7 +105,7 @@ def _read_drawing(
     destinations: Mapping[str, Sequence[str]] | None,
 ) -> Wiring:
     if not isinstance(nodes, Mapping):
-        raise FlowError(f"nodes are a dict of name -> node, such as {{'guess': guess}}, got a {type(nodes).__name__}")
+        raise FlowError(f"nodes are a dict of name -> node, such as {{'guess': guess}}, got {type_of(nodes)}")
     chart = read_flow(flow)
     lines = {name: drawn.line for name, drawn in chart.nodes.items()}
     places = _command_targets(nodes, destinations or {})
@@ -137,7 +138,7 @@ def check(
         FlowError: the arguments are of the wrong kinds.
     """
     if not isinstance(flow, str):
-        raise FlowError(f"check takes the drawing first, and then its nodes or graph; it got a {type(flow).__name__} first")
+        raise FlowError(f"check takes the drawing first, and then its nodes or graph; it got {type_of(flow)} first")
     try:
         if isinstance(nodes, CompiledStateGraph):
             builder = _bare(nodes.builder, further)
@@ -249,6 +250,15 @@ class UnboundedGraph(CompiledStateGraph[Any, Any, Any, Any]):
         with suppress_langchain_beta_warning():
             return super().as_tool(*args, **named)
 
+    def check_input(self, input: Any) -> None:
+        """Refuse an input that lacks something, or has something of another type, before any node runs: of a run that is new.
+
+        Raises:
+            InputError: says what the input is to be.
+        """
+        for error in (*map(KeyError, self.builder.schemas[self.builder.input_schema]), TypeError()):
+            self._explain(input, error)
+
     def _explain(self, input: Any, error: Exception) -> None:
         """Raise an `InputError` if the input is the reason of this error."""
         if said := input_mistake(self.builder.input_schema, input, error):
@@ -344,6 +354,7 @@ def _bare(builder: Builder, lent: Mapping[str, Any] = MappingProxyType({})) -> B
         given = [*specs, *(schema for node in lent.values() for schema in node_schemas(unwrap(node)))]
         known = {name: hint for schema in reversed(given) for name, hint in get_type_hints(schema, include_extras=True).items()}
         own = get_type_hints(builder.state_schema, include_extras=True)
+        known = {name: hint for name, hint in known.items() if not is_misspelt(name, lent.values(), own)}
         fresh.state_schema = TypedDict("State", {**known, **own})  # type: ignore[misc]
         fresh._add_schema(fresh.state_schema)
     return fresh

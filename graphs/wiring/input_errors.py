@@ -1,4 +1,4 @@
-"""The input of a graph, and the updates of its nodes, where they are wrong: in words, in place of an error from within LangGraph.
+"""The input of a graph, and the parts, arguments and updates of its nodes, where they are wrong: in words, in place of an error from within LangGraph.
 
 The input is looked at only when the graph failed. A thread that goes on may be given less than its graph needs to begin with, so
 nothing can be refused beforehand.
@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import fields, is_dataclass
+from inspect import signature
+from types import NoneType, SimpleNamespace
 from typing import Any, NotRequired, get_args, get_origin, get_type_hints
 
 from langgraph._internal._fields import get_cached_annotated_keys
@@ -16,8 +19,8 @@ from langgraph._internal._runnable import RunnableCallable
 from langgraph.types import Command
 from typing_extensions import is_typeddict
 
-from ...memory.errors import UserError, did_you_mean
-from ...nodes.channels import NodeChannels, node_channels
+from ...memory.errors import UserError, did_you_mean, type_of
+from ...nodes.channels import NodeChannels, node_channels, type_hints
 from .mermaid import FlowError
 
 __all__ = ["InputError"]
@@ -54,7 +57,7 @@ class ReadingNode(RunnableCallable):
             parts = update if isinstance(update, list | tuple) else ()
             is_known = any(isinstance(one, Command) for one in parts) or get_cached_annotated_keys(type(update))
             if update is returned is not None and not is_known and "__root__" not in self.channels:
-                came = f"a {type(update).__name__} ({update!r:.60})"
+                came = f"{type_of(update)} ({update!r:.60})"
                 said = f"and a node returns a dict of channels, such as {{{min(self.channels)!r}: ...}}, or None"
                 raise FlowError(f"'{self.name}' returned {came}, {said}")
             return returned
@@ -92,6 +95,40 @@ def reading_node(node: Any, channels: Collection[str]) -> Any:
     return reading
 
 
+KWARGS = ("config", "previous", "runtime", "store", "writer")
+"""Names of the arguments that LangGraph gives a node beside the state."""
+
+
+def wrong_arguments(node: Any) -> str:
+    """What is wrong with the arguments that a node asks for, in words; empty where they are right."""
+    try:
+        asked = signature(node)
+    except (TypeError, ValueError):  # it does not say them
+        return ""
+    try:
+        asked.bind({}, **{name: None for name in [*asked.parameters][1:] if name in KWARGS})
+    except TypeError as error:
+        return f"is called with the state, and by name with {', '.join(KWARGS)}: {error}"
+    return ""
+
+
+def wrong_parts(node: Any) -> Iterator[str]:
+    """The parts of a node, a dataclass, that lack what their type asks for, each in words."""
+    hints = type_hints(type(node)) if is_dataclass(node) else {}
+    for one in fields(node) if is_dataclass(node) else ():
+        wanted, part = hints.get(one.name), getattr(node, one.name, None)
+        if (
+            not isinstance(part, NoneType | SimpleNamespace)
+            and isinstance(wanted, type)
+            and getattr(wanted, "_is_protocol", False)
+        ):  # of a blueprint
+            lacking = [
+                name for name in vars(wanted) if name[0] != "_" and callable(vars(wanted)[name]) and not hasattr(part, name)
+            ]
+            if lacking:
+                yield f"`{one.name}` wants the kind {wanted.__name__}, and the {type(part).__name__} that it got has no `{lacking[0]}`"
+
+
 def input_mistake(schema: Any, given: Any, error: BaseException) -> str:
     """A sentence about the input if it is the reason of `error`; empty if it is not.
 
@@ -106,7 +143,7 @@ def input_mistake(schema: Any, given: Any, error: BaseException) -> str:
     wanted = {name: get_args(hint)[0] if get_origin(hint) is NotRequired else hint for name, hint in hints.items()}
     needed = [name for name, hint in hints.items() if get_origin(hint) is not NotRequired and name in schema.__required_keys__]
     lacking = [name for name in needed if name not in given]
-    form = ", ".join(f"{name}: {_type_name(wanted[name])}" for name in needed)
+    form = ", ".join(f"{name}: {type_name(wanted[name])}" for name in needed)
     error = error.__cause__ if isinstance(error, InputError) and error.__cause__ else error  # of a node
     if isinstance(error, KeyError):
         if not lacking or error.args[:1] not in [(name,) for name in lacking]:
@@ -116,8 +153,8 @@ def input_mistake(schema: Any, given: Any, error: BaseException) -> str:
     for name, value in given.items():
         hint = wanted.get(name)
         if isinstance(hint, type) and not isinstance(value, (hint, int) if hint is float else hint):
-            came = f"{type(value).__name__} ({value!r:.60})"
-            return f"`{name}` of the input is to be a {_type_name(hint)}, got a {came}; the input is {{{form}}}"
+            came = f"{type_of(value)} ({value!r:.60})"
+            return f"`{name}` of the input is to be of type {type_name(hint)}, got {came}; the input is {{{form}}}"
     return ""
 
 
@@ -125,5 +162,5 @@ def _list(given: Mapping[Any, Any]) -> str:
     return ", ".join(f"`{name}`" for name in given) or "nothing"
 
 
-def _type_name(hint: Any) -> str:
+def type_name(hint: Any) -> str:
     return hint.__name__ if isinstance(hint, type) else str(hint)

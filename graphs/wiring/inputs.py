@@ -15,19 +15,11 @@ from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, get_args, ge
 from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import Runnable
 
-from ...memory.errors import UserError
+from ...memory.errors import UserError, type_of
 from ...memory.storage.journal import Journal
 from ...memory.storage.trajectory_store import TrajectoryStore
 from ...nodes.act.episode import Environment, WorldWithoutVerdicts, takes_unlisted_actions, without_verdicts
-from ...nodes.act.policies import (
-    LocalPolicy,
-    PromptView,
-    RecentStepsPrompt,
-    Scorer,
-    UniformPolicy,
-    act_policy,
-    answer_policy,
-)
+from ...nodes.act.policies import LocalPolicy, PromptView, RecentStepsPrompt, Scorer, UniformPolicy, act_policy, answer_policy
 from ...nodes.ask import estimate_tokens
 from ...nodes.evaluate.judge import EnvironmentJudge
 from ...nodes.prompt import Prompt
@@ -121,10 +113,10 @@ def given_settings(inputs: Any, settings: S | None, kind: type[S]) -> S:
         UserError: the inputs are no `MethodInputs`, or the settings are another method's.
     """
     if not isinstance(inputs, MethodInputs):
-        got = "nothing" if inputs is NOT_GIVEN else f"a {type(inputs).__name__}"
+        got = "nothing" if inputs is NOT_GIVEN else type_of(inputs)
         raise UserError(f"build takes MethodInputs first, got {got}; write build(MethodInputs(environment=world), ...)")
     if not isinstance(settings, kind | None):
-        raise UserError(f"build takes settings of the class {kind.__name__} second, got a {type(settings).__name__}")
+        raise UserError(f"build takes settings of the class {kind.__name__} second, got {type_of(settings)}")
     return kind() if settings is None else settings
 
 
@@ -227,6 +219,11 @@ class MethodInputs:
         lost = [name for name in ("observe", "abstract") if not hasattr(self.environment, name)]
         if len(lost) == 2 and self.environment is not None:  # a drawing has none, a conversation half of one
             raise UserError(f"environment is a world, and {self.environment!r:.60} has no {' and no '.join(lost)}")
+        if self.records is not None and not hasattr(self.records, "all"):
+            of_store = "RecordStore(store, ('mine',), Trajectory) (memory/storage/record_store.py)"
+            raise UserError(
+                f"records are a store of trajectories, such as {of_store} over any LangGraph store; got {type_of(self.records)}"
+            )
         if self.judge is not None:
             object.__setattr__(self, "environment", without_verdicts(self.environment))
 
@@ -280,12 +277,7 @@ class MethodInputs:
             by_step = style.thinks_before_each_action and getattr(environment, "horizon", 1) > 1
             if read is None or by_step:
                 return act_policy(
-                    model,
-                    view,
-                    name=style.action_prompt,
-                    prompts=prompts,
-                    free_text=free_text,
-                    vote_mark=style.vote_mark,
+                    model, view, name=style.action_prompt, prompts=prompts, free_text=free_text, vote_mark=style.vote_mark
                 )
             return answer_policy(model, view, read, name=style.answer_prompt, prompts=prompts)
 

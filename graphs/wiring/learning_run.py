@@ -201,11 +201,7 @@ def make_players(
 
 
 def make_critic(
-    inputs: MethodInputs,
-    settings: ComparisonSettings,
-    resources: RunResources,
-    critic: CriticModel,
-    tasks: Sequence[Task],
+    inputs: MethodInputs, settings: ComparisonSettings, resources: RunResources, critic: CriticModel, tasks: Sequence[Task]
 ) -> Critic:
     """The settings and functions of the nodes that compare and edit.
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from html import unescape
 from typing import NamedTuple
 
-from ...memory.errors import UserError
+from ...memory.errors import UserError, type_of
 
 __all__ = ["DrawnNode", "Edge", "FlowError", "Flowchart", "read_flow"]
 
@@ -124,6 +124,8 @@ def read_flow(flow: str) -> Flowchart:
     Raises:
         FlowError: naming the line that is not understood.
     """
+    if not isinstance(flow, str):
+        raise FlowError(f"a drawing is a text, such as to_mermaid(graph) writes, got {type_of(flow)}")
     return _Reader(flow).read()
 
 

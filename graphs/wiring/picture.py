@@ -32,13 +32,7 @@ __all__ = ["NotebookDrawing", "Picture", "describe_node", "has_graphviz", "held_
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
 
-COLOURS = {
-    "model": "#dbe7ff",
-    "environment": "#dff3e0",
-    "memory": "#fff0d1",
-    "compute": "#f0f0f2",
-    "graph": "#efe3fb",
-}
+COLOURS = {"model": "#dbe7ff", "environment": "#dff3e0", "memory": "#fff0d1", "compute": "#f0f0f2", "graph": "#efe3fb"}
 """Role of a node -> the colour of its box; `graph` is a subgraph."""
 
 

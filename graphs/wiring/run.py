@@ -24,15 +24,7 @@ from ...memory.storage.rows import Rows
 from ...nodes.state import EpisodeResult
 from .flow import Node, compile_graph, wire
 
-__all__ = [
-    "FLOW",
-    "CommitAttempt",
-    "ParallelAttempts",
-    "RunState",
-    "TallyEpisode",
-    "build",
-    "route_next_episode",
-]
+__all__ = ["FLOW", "CommitAttempt", "ParallelAttempts", "RunState", "TallyEpisode", "build", "route_next_episode"]
 
 FLOW = """
 flowchart LR

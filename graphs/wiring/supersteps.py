@@ -29,7 +29,7 @@ from langgraph.pregel import Pregel
 from langgraph.types import Command, Overwrite
 from typing_extensions import is_typeddict
 
-from ...memory.errors import UserError
+from ...memory.errors import UserError, type_of
 from .arrows import FanOutBranch, Node, Wiring, arrow_label
 from .drawn import read_wiring
 from .flow import recompile
@@ -183,7 +183,7 @@ class _MergedNodes(Runnable[Any, Any]):
     def _merge(self, link: _Link, state: dict[str, Any], updates: dict[str, list[Any]], update: Any) -> None:
         if not isinstance(update, dict | None):
             raise MergeError(
-                f"node '{link.name}' is merged with others and returned a {type(update).__name__}; a merged node returns a dict "
+                f"node '{link.name}' is merged with others and returned {type_of(update)}; a merged node returns a dict "
                 "or None. Without merge_steps it may return whatever LangGraph takes; so it may if its return type says "
                 "Command[Literal[...]], which keeps it on its own"
             )
@@ -287,9 +287,7 @@ class _Loop(Runnable[Any, Any]):
                 return {key: state[key] for key in self.outputs if key in state}
             update = yield self.links[at], state
             if not isinstance(update, dict | None):
-                raise FlowError(
-                    f"node '{at}' returned a {type(update).__name__}: without checkpoints a node returns a dict or None"
-                )
+                raise FlowError(f"node '{at}' returned {type_of(update)}: without checkpoints a node returns a dict or None")
             self._write(update or {}, state)
 
     def _write(self, update: Mapping[str, Any], state: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ from langchain_core.tools import BaseTool
 from langgraph.errors import GraphBubbleUp
 from typing_extensions import TypedDict
 
-from ...memory.errors import UserError
+from ...memory.errors import UserError, type_of
 from ...memory.lessons.library import Library
 from ...memory.lessons.versions import LibraryVersions
 from ...memory.records import Task
@@ -312,7 +312,7 @@ class Think(Runnable[DialogueOnTask, ReplyInDialogue]):
         model: Any = self.model
         if tools:
             if not hasattr(model, "bind_tools"):
-                raise UserError(f"tool-agent: a {type(model).__name__} calls no tools; use a chat model that does, or no tools")
+                raise UserError(f"tool-agent: {type_of(model)} calls no tools; use a chat model that does, or no tools")
             model = model.bind_tools(tools, **({"tool_choice": "none"} if last else {}), **self.options)
         elif self.options:
             model = model.bind(**self.options)

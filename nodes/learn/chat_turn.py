@@ -22,7 +22,7 @@ from langgraph.config import get_config, get_stream_writer
 from langgraph.types import interrupt
 from typing_extensions import TypedDict
 
-from ...memory.errors import ReplayError, UserError
+from ...memory.errors import ReplayError, UserError, type_of
 from ...memory.records import ChatRequest, Exchange, Feedback, Piece, Reply
 from ..state import AdapterScope, AnswerChannels, ChatInput, ExchangeStateChannel, FeedbackChannels, ReceiptChannels
 
@@ -263,7 +263,7 @@ def read_feedback(answer: Any) -> Feedback:
     elif isinstance(answer, int | float):
         answer = {"reward": answer}
     if not isinstance(answer, Mapping) or (set(answer) - FEEDBACK_KEYS):
-        came = f"a {type(answer).__name__}" if not isinstance(answer, Mapping) else ", ".join(map(str, answer))
+        came = type_of(answer) if not isinstance(answer, Mapping) else ", ".join(map(str, answer))
         raise UserError(f"feedback: {came} cannot be read; give a mapping of {', '.join(sorted(FEEDBACK_KEYS))}")
     reward, success, text = answer.get("reward"), answer.get("success"), answer.get("text") or ""
     if success is not None and (reward is not None or not isinstance(success, bool)):

@@ -22,15 +22,7 @@ from ...memory.errors import UserError
 from ...memory.records import NO_ACTION
 from ..read_reply import normal_form
 
-__all__ = [
-    "MftError",
-    "Pair",
-    "chat",
-    "collect_pairs",
-    "outcome_set",
-    "sample_pairs",
-    "step_set",
-]
+__all__ = ["MftError", "Pair", "chat", "collect_pairs", "outcome_set", "sample_pairs", "step_set"]
 
 ROLES = {"human": "user", "ai": "assistant", "system": "system", "user": "user", "assistant": "assistant"}
 """Role of a message in LangChain -> its role in chat files."""
@@ -72,12 +64,7 @@ class Pair:
 
 
 def collect_pairs(
-    rows: Sequence[Mapping[str, Any]],
-    episode: str,
-    score: float,
-    *,
-    solved: float | None = None,
-    domain: str = "",
+    rows: Sequence[Mapping[str, Any]], episode: str, score: float, *, solved: float | None = None, domain: str = ""
 ) -> tuple[list[Pair], int]:
     """One pair per step of a finished episode at which a strategy was written and used.
 

@@ -28,15 +28,7 @@ from ..retrieve.attempts import (
     fit_steps,
     notes_text,
 )
-from ..state import (
-    EpisodeInput,
-    EpisodeNumber,
-    HeadChannel,
-    NoteChannels,
-    ObservationChannel,
-    ShownChannel,
-    StepRewards,
-)
+from ..state import EpisodeInput, EpisodeNumber, HeadChannel, NoteChannels, ObservationChannel, ShownChannel, StepRewards
 
 __all__ = [
     "AttemptPrompt",

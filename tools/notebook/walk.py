@@ -33,9 +33,11 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, Self
 
 from langchain_core.runnables import RunnableConfig
+from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Command, Interrupt, StateSnapshot
 
+from ...memory.errors import type_of
 from ...memory.storage.branches import Branch
 from ...memory.storage.branching_store import BranchingStore
 from .pauses import Invocation, find_subgraph, innermost, pause_in
@@ -566,10 +568,15 @@ def start(graph: Graph, input: Any, thread: str | None = None, config: RunnableC
             a cell that runs again begins anew. A second run of the same name begins with the channels of the first.
         config: further settings of every call of the graph, such as `{"configurable": {"user": "ann"}}`.
     """
+    if not isinstance(graph, CompiledStateGraph):
+        remedy = "; compile it first, with checkpointer=InMemorySaver()" if isinstance(graph, StateGraph) else ""
+        raise StepperError(f"step takes a compiled graph first, got {type_of(graph)}{remedy}")
     given, place = config or RunnableConfig(), RunnableConfig(configurable={"thread_id": thread or ""})
     if graph.checkpointer:
         in_loop = is_asynchronous(graph)
         if thread is None:
+            if hasattr(graph, "check_input"):
+                graph.check_input(input)
             threads = (RunnableConfig(configurable={"thread_id": f"walk-{number}"}) for number in count(1))
             place = next(one for one in threads if _call(graph, in_loop, "get_state", one).created_at is None)
         _call(graph, in_loop, "invoke", input, _merge(given, place), interrupt_before="*")

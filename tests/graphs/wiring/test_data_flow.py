@@ -226,7 +226,7 @@ def test_a_wrong_input_is_a_sentence() -> None:
         "jitrl: the input lacks `episode`; it has `task`, `run`, and is to be {task: Task, run: str, episode: int}": {
             key: good[key] for key in ("task", "run")
         },
-        "`task` of the input is to be a Task, got a str ('task 0')": {**good, "task": "task 0"},
+        "`task` of the input is to be of type Task, got a str ('task 0')": {**good, "task": "task 0"},
         "the input lacks `task` and `run` and `episode`; it has nothing": {"other": 1},
     }
     for says, given in wrong.items():

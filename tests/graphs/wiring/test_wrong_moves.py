@@ -10,16 +10,19 @@ from typing import Annotated, Any, cast
 
 import pytest
 from langgraph.graph import StateGraph
+from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command
 from typing_extensions import TypedDict
 
 from learngraph.graphs import adamem, icrl, jitrl, training_free_grpo
+from learngraph.graphs.arms import blueprint
 from learngraph.graphs.wiring.flow import FlowError, InputError, check, rewire, to_mermaid, wire
 from learngraph.graphs.wiring.inputs import MethodInputs
-from learngraph.memory.errors import UserError
+from learngraph.memory.errors import UserError, type_of
 from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.act.choose import Choose
 from learngraph.nodes.act.episode import Begin
+from learngraph.nodes.synthesize.strategy import route_precedents
 from learngraph.tools.environments.catalogue import open_environment
 
 
@@ -55,6 +58,18 @@ def answer(state: Draft) -> Answered:
 
 def guess(state: Asked) -> Answered:
     return {"answer": state["question"]}
+
+
+class NumberedDraft(TypedDict):
+    draft: int
+
+
+def number(state: Asked) -> NumberedDraft:
+    return {"draft": 1}
+
+
+def guess_draft(state: Drafted) -> Answered:
+    return {"answer": state["draft"]}
 
 
 def misspell(state: Asked) -> Misspelt:
@@ -118,6 +133,17 @@ MOVES: dict[str, tuple[str, dict[str, Any], str]] = {
         {"misspell": misspell_one, "answer": answer},
         "line 2: 'misspell' writes `answr`, which is no channel of the state; did you mean answer?",
     ),
+    "a channel of another type": (
+        "START --> write --> guess --> END",
+        {"write": number, "guess": guess_draft},
+        "line 2: 'write' takes `draft` for int, and the state holds str",
+    ),
+    "three arguments": (
+        "START --> guess --> END",
+        {"guess": lambda state, runtime, tone, length: None},
+        "line 2: 'guess' is called with the state, and by name with config, previous, runtime, store, writer: missing a required argument: 'tone'",
+    ),
+    "no arguments": ("START --> guess --> END", {"guess": lambda: None}, "'guess' is called with the state, and by name with"),
     "a loop onto itself": (
         "START --> guess\n guess --> guess\n guess --> END",
         {"guess": guess},
@@ -172,9 +198,7 @@ def test_a_node_of_the_project_may_write_what_the_state_lacks_if_its_type_says_s
 
 @pytest.mark.parametrize("returned", [["why"], [{"answer": "why"}], "why", 3, ("answer", "why")])
 def test_a_node_that_returns_no_dict_is_named(returned: Any) -> None:
-    said = re.escape(
-        f"'guess' returned a {type(returned).__name__} ({returned!r}), and a node returns a dict of channels, such as"
-    )
+    said = re.escape(f"'guess' returned {type_of(returned)} ({returned!r}), and a node returns a dict of channels, such as")
     with pytest.raises(FlowError, match=said + " {'answer': ...}, or None"):
         run(lambda state: returned)
 
@@ -226,7 +250,9 @@ def test_a_method_is_built_from_inputs_and_its_own_settings(method: Any) -> None
         method.build(MethodInputs(cast(Any, None)), Journal())
 
 
-def test_a_name_is_no_world_and_no_model() -> None:
+def test_a_name_is_no_world_and_no_model_and_a_store_no_records() -> None:
+    with pytest.raises(UserError, match=r"such as RecordStore\(store, .* over any LangGraph store; got an InMemoryStore"):
+        MethodInputs(open_environment("toy"), records=cast(Any, InMemoryStore()))
     with pytest.raises(UserError, match="'toy' has no observe and no abstract"):
         MethodInputs(cast(Any, "toy"))
     with pytest.raises(UserError, match="got the name 'gpt'; learngraph"):
@@ -239,6 +265,7 @@ CALLS: dict[str, tuple[Any, str]] = {
     "a builder rewired": (lambda graph: rewire(builder(), GUESS), "a compiled graph is asked for, got a StateGraph; call its compile"),
     "a drawing rewired": (lambda graph: rewire(GUESS, graph), "a compiled graph is asked for, got a str"),
     "a drawing wired": (lambda graph: wire(GUESS, builder(), {}), "wire takes a StateGraph first, and then the drawing; it got a str first"),
+    "a number drawn": (lambda graph: rewire(graph, 3), "a drawing is a text, such as to_mermaid(graph) writes, got an int"),
     "a list of nodes": (lambda graph: wire(builder(), GUESS, [guess]), "nodes are a dict of name -> node, such as {'guess': guess}, got a list"),
     "a graph checked": (lambda graph: check(graph, GUESS), "check takes the drawing first, and then its nodes or graph; it got a CompiledStateGraph first"),
 }  # fmt: skip
@@ -249,6 +276,22 @@ def test_arguments_of_the_wrong_kind_are_a_sentence(call: str) -> None:
     act, says = CALLS[call]
     with pytest.raises(FlowError, match=re.escape(says)):
         act(wire(builder(), GUESS, {"guess": guess}).compile())
+
+
+def test_a_misspelt_channel_of_a_further_node_is_told() -> None:
+    graph = wire(builder(), GUESS, {"guess": read_later}).compile()  # it may read anything
+    with pytest.raises(FlowError, match="'look' writes `answr`, which is no channel of the state; did you mean answer"):
+        rewire(graph, "flowchart LR\n START --> look --> guess --> END", look=misspell)
+
+
+def test_a_strategy_that_no_prompt_shows_is_told() -> None:
+    method = blueprint("adamem?mode=max")
+    flow, lent = to_mermaid(method).replace("remember", "keep"), {**method.builder.nodes}
+    propose, lent["keep"] = lent.pop("propose"), lent.pop("remember")
+    assert [one.sentence for one in check(flow, blueprint("jitrl"), {"recollect": route_precedents}, **lent)] == [
+        "'synthesize' writes `strategy`, which no other node reads; lend the node that proposes with it, too"
+    ]
+    assert check(flow, blueprint("jitrl"), {"recollect": route_precedents}, **lent, propose=propose) == []
 
 
 def test_a_drawing_is_checked_with_the_nodes_that_rewire_takes() -> None:
