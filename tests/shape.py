@@ -13,10 +13,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 81_900, "tests": 66_850}
+LINES: Mapping[str, int] = {"source": 81_950, "tests": 66_920}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
-    "graphs": 2_250,
+    "graphs": 2_260,
     "graphs/agents": 6_450,
     "graphs/baselines": 1_850,
     "graphs/cli": 2_950,
@@ -24,8 +24,8 @@ ROOMS: Mapping[str, int] = {
     "graphs/presets": 150,
     "graphs/serving": 2_200,
     "graphs/studio": 1_950,
-    "graphs/wiring": 4_050,
-    "memory": 1_300,
+    "graphs/wiring": 4_150,
+    "memory": 1_310,
     "memory/attempts": 700,
     "memory/claas": 2_850,
     "memory/conversations": 1_650,
