@@ -35,7 +35,7 @@ class TutorialOptions:
     """Options of `learngraph tutorial`: where it is played."""
 
     folder: Positional[Path] = Path()
-    """The folder that the notebook is copied to, or in which the terminal plays it; your own copy there is never overwritten."""
+    """The folder, made if it is new, that the notebook is copied to, or in which the terminal plays it; your own copy there is never overwritten."""
     terminal: bool = False
     """Use the terminal even where Jupyter is installed."""
 
@@ -45,7 +45,7 @@ def tutorial(args: Sequence[str]) -> int:
     about = "your first walk: draw an agent, run it, pause, look, edit, go back, and let it learn"
     options = parse_flags(TutorialOptions, args, "learngraph tutorial", about)
     jupyter = None if options.terminal else find_jupyter()
-    _check_folder(options.folder)
+    make_folder(options.folder)
     if jupyter is None:
         with chdir(options.folder):  # what the cells write lies there
             return play(Console(), interactive=sys.stdin.isatty())
@@ -61,18 +61,20 @@ def find_jupyter() -> str | None:
     return shutil.which("jupyter", path=places) if shutil.which("jupyter-lab", path=places) else None
 
 
-def _check_folder(folder: Path) -> None:
-    if not folder.is_dir():
-        raise UserError(f"learngraph tutorial: there is no folder {folder}; make it, or leave it out to use this one")
+def make_folder(folder: Path) -> None:
+    """Make a folder if it is not there.
+
+    Raises:
+        UserError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"learngraph tutorial: the folder {folder} cannot be made ({error.strerror}); name another") from error
 
 
 def copy_notebook(folder: Path) -> Path:
-    """The user's copy of the tutorial in a folder, made if there is none.
-
-    Raises:
-        UserError: there is no such folder.
-    """
-    _check_folder(folder)
+    """The user's copy of the tutorial in a folder, made if there is none."""
     copy = folder / "learngraph-tutorial.ipynb"
     if not copy.exists():
         shutil.copyfile(SOURCE, copy)

@@ -8,7 +8,9 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+from learngraph.graphs.cli.tutorial import SOURCE
+
+NOTEBOOKS = [SOURCE, *sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))]
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 SOONER = ("tutorial.ipynb", "time_travel.ipynb")
 """The others take half a minute to a minute and a half each: their turn comes with all tests."""
