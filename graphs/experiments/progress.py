@@ -146,12 +146,13 @@ def _progress_lines(rows: Sequence[ProgressRow], waiting: Callable[[], str]) -> 
     before, total = sum(_state(row)[0] for row in rows), sum(row.episodes for row in rows)
 
     def tick(is_last: bool = False) -> None:
-        nonlocal last_time, last_text
+        nonlocal begin, last_time, last_text
         if not is_last and time.monotonic() - last_time <= 10:
             return
         states = [(row, *_state(row)) for row in rows]
         parts = [f"{row.name} {done}/{row.episodes} {note}{f' ({cost})' if cost else ''}" for row, done, note, cost in states]
         done = sum(state[1] for state in states)
+        begin = time.monotonic() if done == before else begin  # workers and models that start are no pace
         left = (time.monotonic() - begin) / max(1, done - before) * (total - done) / 60
         ahead = "the time left is told once a twentieth is played"
         if 20 * (done - before) >= total - before:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Required, cast
 from typing_extensions import TypedDict, Unpack
 
 from ..display import Table, make_table
-from ..errors import UserError
+from ..errors import UserError, plural
 from ..records import Experience, Neighbour, Trajectory
 from ..search.segments import IndexSegment, TokenSegments
 from ..search.similarity import Similarity, TokenSimilarity, shingles
@@ -235,7 +235,7 @@ class Experiences:
         self.reload()
 
     def __repr__(self) -> str:
-        return f"Experiences({len(self)} of {len(self._episodes)} episodes, gamma={self.gamma})"
+        return f"Experiences({plural(len(self), 'step')} of {plural(len(self._episodes), 'episode')}, gamma={self.gamma})"
 
     def table(self) -> Table:
         """A table of the remembered steps, the newest first."""

@@ -408,8 +408,9 @@ class Walk:
         return Table(("channel", "value"), lines, frozenset(changed), title=str(self), whole=whole)
 
     def __str__(self) -> str:
-        where = "".join(f"{one.node}[{one.number}] > " for one in self.inside)
-        place = f"{where}moment {len(self.path()) - 1}"
+        where = "".join(f"{one.node}[{one.number}] > " if one.number else f"{one.node} > " for one in self.inside)
+        played = [f"{name} {self.state[name]}" for name in ("episode", "step") if isinstance(self.state.get(name), int)]
+        place = f"{where}moment {len(self.path()) - 1}" + (f" ({', '.join(played)})" if len(played) == 2 else "")
         if not self.next:
             return f"{place}, the end"
         asked = self._interrupts()

@@ -63,6 +63,7 @@ def test_a_live_walk_leaves_any_step_of_a_recorded_run(folder: Path) -> None:
     rows = [json.loads(line) for line in (folder / "jitrl-s0" / "steps.jsonl").read_text(encoding="utf-8").splitlines()]
     row = next(one for one in rows if (one["episode"], one["step"]) == (1, 4))
     walk = learngraph.step_from(folder, 4, episode=1)
+    assert str(walk).endswith(" (episode 1, step 4), before act")
     assert (walk.next, walk.state["action"], walk.state["observation"].text) == (("act",), row["action"], row["state"])
     other = walk.fork().edit(action="wait")
     episodes = (folder / "jitrl-s0" / "episodes.jsonl").read_text(encoding="utf-8").splitlines()

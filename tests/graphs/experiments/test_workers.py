@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from learngraph.graphs.experiments import progress
 from learngraph.graphs.experiments.pool import RepeatFilter, run_workers
 from learngraph.memory.errors import UserError
 
@@ -42,3 +45,16 @@ def test_a_killed_process_loses_its_own_work_alone() -> None:
     assert sorted(run_workers([1, 2, 3, 4, 5, 6], square, 2, lost=lambda number: -number)) == [-3, 1, 4, 16, 25, 36]
     with pytest.raises(UserError, match="a worker process was killed"):
         run_workers([3, 4], square, 1)
+
+
+def test_the_time_left_is_told_by_what_was_played_and_not_by_the_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now: list[Any] = [0.0, 0]
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(progress, "_state", lambda row: (now[1], "", ""))
+    rows: Any = [SimpleNamespace(name="jitrl", episodes=8)]
+    with progress._progress_lines(rows, lambda: "") as tick:
+        for now[:] in ([240.0, 0], [252.0, 1]):  # four minutes of starting, then 12 s an episode
+            tick()
+    assert "jitrl 1/8 ; about 1.4 min left at this pace" in capsys.readouterr().err

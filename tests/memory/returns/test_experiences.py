@@ -237,6 +237,7 @@ def test_a_failed_write_leaves_the_memory_as_it_was():
     with pytest.raises(OSError, match="disk full"):
         memory.add(episode(("hall", "go", 1.0)))
     assert len(memory) == 0
+    assert repr(filled([episode(("hall", "go", 1.0), ("yard", "go", 0.0))])) == "Experiences(2 steps of 1 episode, gamma=0.5)"
 
 
 def test_raw_neighbours_are_single_experiences_in_the_order_of_storing():

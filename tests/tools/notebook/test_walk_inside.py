@@ -104,7 +104,7 @@ def test_a_subgraph_of_a_subgraph() -> None:
     builder.add_node("all", group())
     builder.add_node("sum", lambda state: {"out": [sum(state["out"])]})
     walk = begun(chain(builder, "all", "sum").compile(checkpointer=InMemorySaver())).into("all").into("play", 2)
-    assert str(walk) == "all[0] > play[2] > moment 0, before raise"
+    assert str(walk) == "all > play[2] > moment 0, before raise"
     assert walk.step().edit(x=0).out().next == ("end",)
     assert walk.inside[0].node == "all"
     assert walk.out().state["out"] == [11, 21, 0]
