@@ -100,7 +100,7 @@ KWARGS = ("config", "previous", "runtime", "store", "writer")
 
 
 def wrong_arguments(node: Any) -> str:
-    """What is wrong with the arguments that a node asks for, in words; empty where they are right."""
+    """The fault of the arguments that a node asks for, in words; empty where they are right."""
     try:
         asked = signature(node)
     except (TypeError, ValueError):  # it does not say them
