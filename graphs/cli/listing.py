@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+from ...memory.errors import CommandError, did_you_mean
 from ..arms import SERVED_GRAPHS
 from .flags import parse_flags
 
@@ -28,6 +29,8 @@ def list_all(args: Sequence[str]) -> int:
     from ...tools.models.models import MODELS
     from ..methods import METHODS
 
+    if args and not args[0].startswith("-"):
+        raise CommandError(f"learngraph list takes nodes or nothing, got {args[0]}{did_you_mean(args[0], ['nodes'])}")
     parse_flags(
         ListOptions,
         args,

@@ -189,6 +189,8 @@ def build_service(options: ServeOptions, settings: CLaaS) -> Service:
     from ...memory.claas.replay import Replay
     from ..serving.service import Service
 
+    if (options.out / "settings.json").exists():
+        raise UserError(f"serve: --out {options.out} is the folder of learngraph run; choose another folder")
     root = options.out / "adapters"
     try:
         root.mkdir(parents=True, exist_ok=True)

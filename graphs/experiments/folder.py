@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
@@ -390,6 +391,8 @@ def claim_folder(folder: Path, settings: Mapping[str, Any]) -> Iterator[None]:
         except BaseException:
             _remove_unplayed(made)
             raise
+        if (folder / "failures.json").exists():
+            _remove_unplayed(made)
 
 
 def has_begun(folder: Path) -> bool:
@@ -398,12 +401,15 @@ def has_begun(folder: Path) -> bool:
 
 
 def _remove_unplayed(made: Sequence[Path]) -> None:
-    """Remove a folder that holds nothing but its settings and its lock, with the parents that were made for it."""
+    """Remove a folder that holds nothing but its settings and its lock, or runs that all failed before the first step and reply, with
+    the parents that were made for it."""
     with suppress(OSError):  # it is gone, or another process has come
-        if made and {path.name for path in made[0].iterdir()} <= {"settings.json", "owner.pid", "owner.lock"}:
-            for path in sorted(made[0].iterdir(), reverse=True):  # the lock last: until then nobody else begins
-                path.unlink()
-            for one in made:
+        if not made or has_begun(made[0]) or any(path.read_bytes().count(b"\n") > 1 for path in made[0].rglob("replies*")):
+            return
+        names = {path.name for path in made[0].iterdir()}
+        if "failures.json" in names or names <= {"settings.json", "owner.pid", "owner.lock"}:
+            shutil.rmtree(made[0])
+            for one in made[1:]:
                 one.rmdir()
 
 

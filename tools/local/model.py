@@ -10,12 +10,17 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import torch
 from langchain_core.callbacks import CallbackManagerForLLMRun
@@ -83,6 +88,17 @@ def without_progress_bars() -> Iterator[None]:
             bars.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
+def hub_answers() -> bool:
+    """True if the hub can be reached, or lies behind a proxy: without a network its client would try each file for a minute."""
+    hub = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
+    try:
+        if not getproxies():
+            socket.create_connection((hub.hostname or "", hub.port or 443), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
 class LocalChatModel(BaseChatModel):
     """A transformers causal language model as a LangChain chat model, with `score` for whole replies.
 
@@ -148,8 +164,9 @@ class LocalChatModel(BaseChatModel):
             raise UserError(f"dtype {self.dtype!r} is not a torch dtype; use float32, bfloat16 or float16")
         try:
             with without_progress_bars():
-                self._tokenizer = transformers.AutoTokenizer.from_pretrained(self.model)
-                network: Any = transformers.AutoModelForCausalLM.from_pretrained(self.model, dtype=dtype)
+                here: Any = {"local_files_only": not Path(self.model).exists() and not hub_answers()}
+                self._tokenizer = transformers.AutoTokenizer.from_pretrained(self.model, **here)
+                network: Any = transformers.AutoModelForCausalLM.from_pretrained(self.model, dtype=dtype, **here)
             self._network = network.to(self.device).eval()
         except (OSError, ValueError, RuntimeError, AssertionError, ImportError) as error:
             reason = str(error).strip().split("\n")[0]

@@ -116,6 +116,13 @@ def test_what_must_fail_again_does_not_say_that_the_same_command_goes_on(
 
 
 @pytest.mark.slow
+def test_a_server_that_is_down_leaves_no_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "react", *ASK, "--base-url", "http://127.0.0.1:9/v1", "--retries", "0", "--out", "runs/mine"]) == 2
+    assert "model 'me' at http://127.0.0.1:9/v1: cannot be reached" in capsys.readouterr().err
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.slow
 def test_seeds_that_share_a_memory_wait_for_the_one_that_failed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with OpenAIServer(refuses(1, status=400, text="no")) as server:
         command = ["run", "jitrl", *ASK, "--cross-task", "--seeds", "3", "--base-url", server.url, "--out", "run"]

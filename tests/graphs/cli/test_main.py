@@ -521,6 +521,8 @@ def test_the_nodes_are_listed_by_what_they_do(capsys: pytest.CaptureFixture[str]
     shown = capsys.readouterr().out
     assert "Choose" in shown
     assert "Recall" not in shown
+    assert main(["list", "nodez"]) == 2
+    assert "learngraph list takes nodes or nothing, got nodez; did you mean nodes?" in capsys.readouterr().err
     assert main(["list", "nodes", "--reads", "nothing"]) == 0
     assert capsys.readouterr().out == "no node reads `nothing`\n"
 

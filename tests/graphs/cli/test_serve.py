@@ -138,6 +138,9 @@ async def test_a_folder_belongs_to_one_process_and_one_base_model(tmp_path: Path
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="choose another folder"):
         serve_cli.build_service(replace(options, out=tmp_path / "file"), CLaaS())
+    (tmp_path / "settings.json").write_text("{}")
+    with pytest.raises(UserError, match="is the folder of learngraph run; choose another"):
+        serve_cli.build_service(options, CLaaS())
 
 
 # Once through, in another process

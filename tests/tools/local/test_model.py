@@ -327,10 +327,14 @@ def test_prompts_longer_than_the_window(model: LocalChatModel) -> None:
     assert len(full.response_metadata["token_ids"]) <= 4
 
 
-def test_what_cannot_be_loaded_or_said(model: LocalChatModel, tmp_path: Any, tiny: str) -> None:
+def test_what_cannot_be_loaded_or_said(
+    model: LocalChatModel, tmp_path: Any, tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     picture = HumanMessage([{"type": "image_url", "image_url": {"url": "data:,"}}])
     for call, says in (
         (lambda: LocalChatModel(model=str(tmp_path)), "cannot be loaded"),
+        (lambda: LocalChatModel(model="nobody/nothing"), "'nobody/nothing' cannot be loaded on cpu: We couldn't connect to"),
         (lambda: LocalChatModel(model=tiny, dtype="float7"), "'float7' is not a torch dtype"),
         (lambda: model.score([], ["go"]), "no messages"),
         (lambda: model.invoke([picture]), "reads text only"),
