@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 81_950, "tests": 66_920}
+LINES: Mapping[str, int] = {"source": 81_980, "tests": 66_950}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_260,
@@ -43,7 +43,7 @@ ROOMS: Mapping[str, int] = {
     "nodes/update": 2_150,
     "tools/agent_tools": 1_450,
     "tools/environments": 9_200,
-    "tools/local": 3_650,
+    "tools/local": 3_670,
     "tools/models": 1_000,
     "tools/notebook": 950,
     "tools/pocket": 350,
