@@ -83,14 +83,16 @@ class Origins:
         self, instructs: Callable[[str], bool], trusted: Collection[str], listed: Mapping[str, Collection[str]]
     ) -> None:
         self._instructs, self._trusted, self._listed = instructs, trusted, listed
-        self._asked = ""
+        self._asked, self._asked_runs = "", set[str]()
         self._results = list[_Result]()
         self._calls = dict[str, Any]()
 
     def read(self, message: BaseMessage) -> BaseMessage:
         """The message as it is remembered."""
         if isinstance(message, HumanMessage):
-            self._asked += f"\n{_plain(str(message.text))}"
+            asked = _plain(str(message.text))
+            self._asked += f"\n{asked}"
+            self._asked_runs.update(_runs(_WORD.findall(asked)))
         if isinstance(message, AIMessage):
             self._calls |= {call["id"] or "": call for call in message.tool_calls}
             update = {"content": self._said(str(message.text)), "tool_calls": [self._call(call) for call in message.tool_calls]}
@@ -106,11 +108,11 @@ class Origins:
         keys = [_plain(text) for text in _texts(call["args"])]
         words = self._own_words(call["name"])
         told = [self._asked, *(one.told for one in self._results)]
-        for one in self._results:
+        for one in (one for one in self._results if one.instructs):
             explained = [any(_has(text, key) for text in told) for key in keys]
             ordered = [_has(one.orders, key) for key in keys]
             is_named = bool(keys) and not any(explained) and any(_has(one.orders, word) for word in words)
-            if one.instructs and (is_named or any(a and not b for a, b in zip(ordered, explained, strict=True))):
+            if is_named or any(a and not b for a, b in zip(ordered, explained, strict=True)):
                 return {**call, "name": f"{FROM_TOOL}{one.tool}]", "args": {}}
         return {**call, "args": self._arguments(call["name"], call["args"])}
 
@@ -170,13 +172,13 @@ class Origins:
 
     def _without_quotes(self, text: str) -> str:
         """The text with the tool's name in the place of each run of words that only a tool has said."""
-        seen, asked = readable(text), set(_runs(_WORD.findall(self._asked)))
-        found, spans = list(_WORD.finditer(seen)), list[tuple[int, int, str]]()
+        seen, spans = readable(text), list[tuple[int, int, str]]()
+        found = list(_WORD.finditer(seen))
         for run, first, last in zip(
             _runs([one[0].casefold() for one in found]), found, found[QUOTED_WORDS - 1 :], strict=False
         ):
             tool = next((one.tool for one in self._results if run in one.quotes), "")
-            if tool and run not in asked:
+            if tool and run not in self._asked_runs:
                 start, _, tool = spans.pop() if spans and first.start() <= spans[-1][1] else (first.start(), 0, tool)
                 spans.append((start, last.end(), tool))
         for start, end, tool in reversed(spans):
