@@ -27,6 +27,8 @@ NOT_ASKED = not long and not dev and not vllm$(if $(JERICHO_GAMES),, and not jer
 export OMP_NUM_THREADS ?= 1
 export LANGGRAPH_STRICT_MSGPACK ?= true
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# Hundreds of tests start a Python, which would compile all of our files each time; and pytest would rewrite those of the tests.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run test quick slow quick-and-slow test-all vllm check audit bench clean
 

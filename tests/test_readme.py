@@ -14,11 +14,9 @@ from functools import cache
 from io import StringIO
 from pathlib import Path
 
-import nbformat
 import pytest
 from forks import run_python
 from in_process import play_in_process
-from nbclient import NotebookClient
 from ports import free_port
 
 from learngraph.graphs.cli.main import main
@@ -112,6 +110,9 @@ def test_a_python_block_runs_alone_in_a_fresh_process(code: str, tmp_path: Path)
 
 @pytest.mark.slow
 def test_the_readmes_python_blocks_run_as_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import nbformat  # seconds
+    from nbclient import NotebookClient
+
     for name, value in NO_NETWORK.items():
         monkeypatch.setenv(name, value)
     made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code) for code in blocks("README.md", "python")])  # type: ignore[no-untyped-call]

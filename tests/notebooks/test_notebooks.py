@@ -4,9 +4,7 @@ import ast
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 from learngraph.graphs.cli.tutorial import SOURCE
 
@@ -17,6 +15,8 @@ SOONER = ("tutorial.ipynb", "time_travel.ipynb")
 
 
 def read(path: Path) -> Any:
+    import nbformat  # seconds
+
     return nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
 
 
@@ -32,6 +32,8 @@ def test_there_are_notebooks() -> None:
     ],
 )
 def test_it_runs_without_an_error(path: Path) -> None:
+    from nbclient import NotebookClient
+
     resources = {"metadata": {"path": str(path.parent)}}
     NotebookClient(read(path), timeout=900, kernel_name="python3", allow_errors=False, resources=resources).execute()
 

@@ -7,19 +7,11 @@ import chat_backend
 import pytest
 
 pytest.importorskip("fastapi", reason="NOT TESTED: needs the extra [serve]")
-pytest.importorskip("schemathesis", "4.32", reason="NOT TESTED: no schemathesis (pip install 'schemathesis>=4.32')")
 
-import schemathesis
-from hypothesis import HealthCheck, Phase, settings
-from schemathesis import GenerationMode
-from schemathesis.checks import CHECKS, load_all_checks
-
-load_all_checks()
 LEFT_OUT = {
     "positive_data_acceptance",  # a schema does not say which models, adapters and responses there are, nor what fits together
     "max_response_time",
 }
-CHECKED = [CHECKS.get_one(name) for name in CHECKS.get_all_names() if name not in LEFT_OUT]
 
 
 @pytest.fixture(autouse=True)
@@ -36,55 +28,57 @@ def make() -> Any:
     return chat_backend.chat_server.make_app(backend, chat_backend.two(streams=10_000))
 
 
-def schema() -> Any:
-    found = schemathesis.openapi.from_asgi("/openapi.json", make())
-    found.config.generation.update(modes=[GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
-    return found
-
-
-SCHEMA = schema()
-HEADERS = {"Authorization": f"Bearer {chat_backend.KEY}"}
-STEADY = settings(
-    deadline=None,
-    derandomize=True,
-    phases=[Phase.generate],
-    suppress_health_check=list(HealthCheck),
+OPENAPI = make().openapi()
+each_endpoint = pytest.mark.parametrize(
+    ("path", "method"), [(path, method) for path, operations in OPENAPI["paths"].items() for method in operations]
 )
 
 
-def fuzzed(case: Any) -> None:
-    # A parameter that is an empty list or object is not sent: what the fuzzer takes for a wrong request may be a right one.
-    unsent = any(value in ([], {}) for value in dict(case.query or {}).values())
-    checks = [CHECKS.get_one("not_a_server_error")] if unsent else CHECKED
-    case.call_and_validate(headers=HEADERS, checks=checks)
+def fuzz(path: str, method: str, examples: int) -> None:
+    """Schemathesis, which takes seconds to import, is imported here only; its pytest plugin is not needed."""
+    schemathesis = pytest.importorskip("schemathesis", "4.32", reason="NOT TESTED: pip install 'schemathesis>=4.32'")
+    from hypothesis import HealthCheck, Phase, given, settings, strategies
+    from schemathesis.checks import CHECKS, load_all_checks
+
+    load_all_checks()
+    checked = [CHECKS.get_one(name) for name in CHECKS.get_all_names() if name not in LEFT_OUT]
+    operation = schemathesis.openapi.from_asgi("/openapi.json", make())[path][method]
+    case_of = [operation.as_strategy(generation_mode=mode) for mode in schemathesis.GenerationMode]
+
+    @settings(phases=[Phase.generate], suppress_health_check=list(HealthCheck), max_examples=examples)
+    @given(strategies.one_of(case_of))
+    def try_case(case: Any) -> None:
+        # A parameter that is an empty list or object is not sent: what the fuzzer takes for a wrong request may be a right one.
+        unsent = any(value in ([], {}) for value in dict(case.query or {}).values())
+        checks = [CHECKS.get_one("not_a_server_error")] if unsent else checked
+        case.call_and_validate(headers={"Authorization": f"Bearer {chat_backend.KEY}"}, checks=checks)
+
+    try_case()
 
 
 @pytest.mark.slow
-@SCHEMA.parametrize()
-@settings(STEADY, max_examples=8)
-def test_every_endpoint_in_short(case: Any) -> None:
-    fuzzed(case)
+@each_endpoint
+def test_every_endpoint_in_short(path: str, method: str) -> None:
+    fuzz(path, method, examples=8)
 
 
 @pytest.mark.long
-@SCHEMA.parametrize()
-@settings(STEADY, max_examples=300)
-def test_every_endpoint(case: Any) -> None:
-    fuzzed(case)
+@each_endpoint
+def test_every_endpoint(path: str, method: str) -> None:
+    fuzz(path, method, examples=300)
 
 
 def test_the_schema_says_what_the_server_has() -> None:
-    raw = SCHEMA.raw_schema
-    paths = set(raw["paths"])
-    assert {"/v1/chat/completions", "/v1/feedback", "/v1/adapters/{adapter}/promote", "/metrics", "/healthz"} <= paths
+    paths = OPENAPI["paths"]
+    assert {"/v1/chat/completions", "/v1/feedback", "/v1/adapters/{adapter}/promote", "/metrics", "/healthz"} <= set(paths)
     assert not any(path.startswith("/dashboard") for path in paths)
-    chat = raw["paths"]["/v1/chat/completions"]["post"]
+    chat = paths["/v1/chat/completions"]["post"]
     assert chat["security"] == [{"HTTPBearer": []}]
-    assert "security" not in raw["paths"]["/healthz"]["get"]
+    assert "security" not in paths["/healthz"]["get"]
     body = chat["requestBody"]["content"]["application/json"]["schema"]
     assert body == {"$ref": "#/components/schemas/ChatBody"}
-    assert raw["components"]["schemas"]["ChatBody"]["additionalProperties"] is False
-    assert all("422" not in operation["responses"] for path in raw["paths"].values() for operation in path.values())
+    assert OPENAPI["components"]["schemas"]["ChatBody"]["additionalProperties"] is False
+    assert all("422" not in operation["responses"] for operations in paths.values() for operation in operations.values())
 
 
 NUMBERS = (
