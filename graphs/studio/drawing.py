@@ -13,6 +13,7 @@ from typing import Any
 from ...memory.errors import UserError
 from ...nodes.catalogue import VERBS, catalogue
 from ...nodes.channels import node_channels
+from ..wiring.drawn import read_wiring
 from ..wiring.flow import FlowError, check, rewire, to_mermaid
 from ..wiring.inputs import MethodInputs
 from ..wiring.mermaid import read_flow
@@ -68,7 +69,7 @@ class Drawing:
     def check(self, text: str) -> dict[str, Any]:
         """The picture of a text, None where it cannot be read, and what is wrong with it."""
         try:
-            drawn = read_flow(text)
+            drawn, wiring = read_flow(text), read_wiring(self._graph.builder)
         except FlowError as error:
             return {"graph": None, "findings": [_show(error.line, error.sentence)]}
         nodes, routers, lacking = self._further(text)
@@ -78,7 +79,10 @@ class Drawing:
             said = f"Only the arrows can be checked: no node stands behind {', '.join(unknown)}, neither here nor in the catalogue."
             found.append(_show(0, said))
         found = found or [_show(*one) for one in check(text, self._graph, routers, **nodes)]
-        return {"graph": show_graph(text, self._graph, nodes), "findings": found}
+        shown = show_graph(text, self._graph, nodes)
+        for arrow, edge in zip(shown["edges"], drawn.edges, strict=True):
+            arrow["bound"] = wiring.kind(edge) in ("fan-out", "command")  # its node says where it leads
+        return {"graph": shown, "findings": found}
 
     def _further(self, text: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, UserError]]:
         """The nodes and routers of a text that are made by their names in the catalogue, and errors for those that cannot be made."""

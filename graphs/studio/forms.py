@@ -114,8 +114,10 @@ def answer_form(question: Any, graph: Any = None) -> dict[str, Any] | None:
 
 
 def question_text(question: Any) -> str:
-    """A question in one line; of calls that wait for approval their descriptions."""
+    """A question in one line: that of a record with one, or the record; of calls that wait for approval their descriptions."""
     if answer_form(question) is None:
+        if isinstance(question, Mapping) and isinstance(question.get("question"), str):
+            return str(question["question"])
         return to_line(question, 2_000)
     return to_line("; ".join(one.get("description") or one["name"] for one in question["action_requests"]), 2_000)
 
@@ -127,4 +129,4 @@ def read_answer(text: Any) -> Any:
     try:
         return json.loads(text)
     except (TypeError, ValueError):
-        return text
+        return text.strip()

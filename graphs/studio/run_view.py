@@ -82,6 +82,7 @@ class RunView:
 
     def __init__(self, run: RecordedRun, settings: Mapping[str, Any]) -> None:
         self._run, self.name = run, run.path.name
+        self.title = f"{run.method}, seed {run.seed}" if run.seed is not None else self.name
         self._lock = RLock()
         self._problems: list[str] = []
         self.picture: Picture | None = None
@@ -119,7 +120,7 @@ class RunView:
             ]
         return {
             "name": self.name,
-            "title": f"{run.method}, seed {run.seed}" if run.seed is not None else self.name,
+            "title": self.title,
             "kind": "recorded",
             "steps": len(run),
             **_figures(run, [float(row["score"]) for row in rows.values() if isinstance(row.get("score"), int | float)]),

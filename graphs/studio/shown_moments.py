@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from langchain_core.messages import BaseMessage
 from langgraph.types import StateSnapshot
 
 from ...tools.notebook.tables import to_line
@@ -41,8 +42,15 @@ def title_of(path: Sequence[StateSnapshot], number: int) -> dict[str, str]:
     if _is_edit(path[number]):
         return {"title": "edit", "text": "values written by hand"}
     wrote = {name: value for node in dict.fromkeys(before.next) for name, value in _result(before, node).items()}
-    shown = (f"{name} {to_line(value, 24)}" if isinstance(value, str | int | float) else name for name, value in wrote.items())
-    return {"title": names_of(before), "text": ", ".join(shown)}
+    return {"title": names_of(before), "text": ", ".join(_brief(name, value) for name, value in wrote.items())}
+
+
+def _brief(name: str, value: Any) -> str:
+    """A channel that was written, in a few words: a number or a text with its value, of messages the last one."""
+    last = value[-1] if isinstance(value, list) and value else value
+    if isinstance(last, BaseMessage):
+        return to_line(last, 120)
+    return f"{name} {to_line(value, 24)}" if isinstance(value, str | int | float) else name
 
 
 def names_of(moment: StateSnapshot) -> str:

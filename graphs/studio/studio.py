@@ -114,10 +114,11 @@ class Studio:
         def begin(*_: Any) -> Walk:
             return run.walk_from(str(branch), _whole(number))
 
-        walk = begin()
+        walk, place = begin(), f"{run.name}, episode {branch}, step {number}"
         if self.walk is None:
-            self.walk = WalkSession("walks from recorded runs", begin)
-        self.walk.adopt(walk, f"{run.name}, episode {branch}, step {number}")
+            self.walk = WalkSession("", begin)
+        self.walk.adopt(walk, place)
+        self.walk.title, self.walk.begin = f"{run.title}, walked on from episode {branch}, step {number}", begin
         return self._about()
 
 

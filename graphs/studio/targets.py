@@ -69,18 +69,18 @@ def method_target(options: StudioOptions) -> Studio:
     from ..methods import find_method
 
     method, settings = find_method(options.target), method_settings(options.target)
-    graph = blueprint(options.target)
     path = options.flow or Path(f"{options.target.replace(':', '-')}.mmd")
     if method.has_training_phase:
+        graph = blueprint(options.target)
         return Studio(options.target, Drawing(options.target, path, to_mermaid(graph), graph))
     world, inputs = _open_world(options, method)
     found = "from learngraph.graphs.arms import method_settings\nfrom learngraph.graphs.methods import find_method\n"
     found += _source(options)
     base = f"name = {options.target!r}\nbase = find_method(name).build(inputs, method_settings(name))\n"
-    drawing = Drawing(options.target, path, to_mermaid(graph), graph, lambda: inputs, found + base)
+    made = method.build(inputs, settings, **method_resources(method), checkpointer=_saver())
+    drawing = Drawing(options.target, path, to_mermaid(made), made, lambda: inputs, found + base)
     task = world.task(options.seed, options.split)
     first = {"task": task, "run": "studio"}
-    made = method.build(inputs, settings, **method_resources(method), checkpointer=_saver())
     for episode in range(options.episodes):
         made.invoke({**first, "episode": episode}, {"configurable": {"thread_id": f"before-{episode}"}})
 
@@ -166,7 +166,7 @@ def graph_target(options: StudioOptions) -> Studio:
         drawing.renew(code.graph)
         return drawing.wire_onto(code.graph)
 
-    walk = WalkSession(options.target, begin, form, reload)
+    walk = WalkSession(options.target, begin, form, graph, reload)
     if options.input:
         walk.start()
     return Studio(options.target, drawing, walk, opens="drawing")

@@ -20,7 +20,7 @@ from ..wiring.flow import to_mermaid
 from .forms import answer_form, channel_form, question_text, read_answer, read_channel
 from .running import Running
 from .shown_moments import describe_moment, names_of, show_writes, title_of
-from .shown_values import show_graph
+from .shown_values import show_graph, show_state
 from .walk_branch import WalkBranch
 
 __all__ = ["StudioError", "WalkSession"]
@@ -43,6 +43,7 @@ class WalkSession:
         title: shown above them.
         begin: begins a run; given the number of the run and its input as JSON values, None for the usual one.
         form: the form of the input, {schema, value}; None where a run needs none.
+        graph: shown while no run has begun.
         reload: returns the graph anew when its code has changed since, else None.
     """
 
@@ -51,11 +52,12 @@ class WalkSession:
         title: str,
         begin: Callable[[int, Any], Walk],
         form: dict[str, Any] | None = None,
+        graph: Any = None,
         reload: Callable[[], Any] = lambda: None,
     ) -> None:
         self.title, self.form = title, form
-        self._reload, self._note = reload, ""
-        self._begin = begin
+        self._reload, self._note, self.begin = reload, "", begin
+        self._first = {} if graph is None else {"": show_graph(to_mermaid(graph), graph)}
         self._branches: dict[str, WalkBranch] = {}
         self._graphs: dict[str, dict[str, Any]] = {}
         self._current = ""
@@ -69,7 +71,7 @@ class WalkSession:
 
     def start(self, input: Any = None) -> None:
         """Begin a run and look at its first moment."""
-        self.adopt(self._begin(self._runs, input))
+        self.adopt(self.begin(self._runs, input))
 
     def adopt(self, walk: Walk, name: str = "") -> None:
         """Show a walk that was begun elsewhere."""
@@ -122,13 +124,14 @@ class WalkSession:
         self._follow()
         branches = list(self._branches.values())
         running, branch = self._is_walking, self._branches.get(self._current)
+        place = "no run has begun" if branch is None else "paused" if branch.walk.next else "at the end"
         return {
             "name": "walk",
             "title": self.title,
             "kind": "live",
-            "state": "running" if running else "paused" if branch is None or branch.walk.next else "at the end",
-            "problems": [text for text in (self._note, "" if branches else "No run has begun: New run begins one.") if text],
-            "graphs": {self._graph_of(one): self._graphs[self._graph_of(one)] for one in branches},
+            "state": "running" if running else place,
+            "problems": [self._note] if self._note else [],
+            "graphs": {self._graph_of(one): self._graphs[self._graph_of(one)] for one in branches} or self._first,
             "branches": [self._about(one) for one in branches],
             "current": self._current,
             "can": self._can(branch),
@@ -151,6 +154,7 @@ class WalkSession:
             "what_if": branch.walk.branch is not None,
             "questions": [
                 {"id": id, "text": question_text(asked), "form": answer_form(asked, branch.walk.here)}
+                | ({"parts": show_state(asked)} if isinstance(asked, Mapping) else {})
                 for id, asked in branch.walk.questions.items()
             ],
             "note": f"before {names_of(last)}" if last.next else "at the end",

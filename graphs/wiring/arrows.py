@@ -338,19 +338,11 @@ def _outcomes(wiring: Wiring, source: str, arrows: Sequence[Edge]) -> list[Findi
     for edge, label in zip(labelled, labels, strict=True):
         if label not in outcomes:
             hint = did_you_mean(label, outcomes)
-            found.append(
-                Finding(
-                    edge.line,
-                    f"'{source}' has an arrow '{label}', which its router cannot return; it returns {sorted(outcomes)}{hint}",
-                )
-            )
+            said = f"'{source}' has an arrow '{label}', which its router cannot return; it returns {sorted(outcomes)}{hint}"
+            found.append(Finding(edge.line, said))
     for outcome in sorted({label for one in routers if one.is_complete for label in one.outcomes} - set(labels)):
-        found.append(
-            Finding(
-                labelled[0].line,
-                f"the router of '{source}' can return '{outcome}', but no arrow is labelled so; there are {sorted(labels)}",
-            )
-        )
+        said = f"the router of '{source}' can return '{outcome}', but no arrow is labelled so; there are {sorted(labels)}"
+        found.append(Finding(labelled[0].line, said))
     if len(labels) != len(set(labels)):
         found.append(Finding(labelled[0].line, f"'{source}' has two arrows with one label: {sorted(labels)}"))
     plain = [e for e in arrows if wiring.kind(e) == "plain"]
@@ -371,10 +363,6 @@ def _commands(wiring: Wiring) -> list[Finding]:
                     Finding(edge.line, f"'{source}' has an arrow to '{edge.target}', but its Commands lead to {sorted(places)}")
                 )
         for target in sorted(places - {e.target for e in arrows} - {"END"}):
-            found.append(
-                Finding(
-                    _line(wiring, source),
-                    f"a Command of '{source}' may lead to '{target}', but no arrow does; draw '{source} -.-> {target}'",
-                )
-            )
+            said = f"a Command of '{source}' may lead to '{target}', but no arrow does; draw '{source} -.-> {target}'"
+            found.append(Finding(_line(wiring, source), said))
     return found

@@ -25,25 +25,34 @@ from .input_errors import type_name
 
 __all__ = []
 
+Builder = StateGraph[Any, Any, Any, Any]
 PACKAGE = __name__.partition(".")[0] + "."
 
 
-def find_missing(wiring: Wiring, builder: StateGraph[Any, Any, Any, Any]) -> list[Finding]:
-    """The channels that nodes and routers read before anything can have written them, each with its line."""
+def find_missing(wiring: Wiring, builder: Builder, origin: Builder | None = None) -> list[Finding]:
+    """The channels that nodes and routers read before anything can have written them, each with its line.
+
+    The nodes of `origin`, the graph that was redrawn, write no channel that further nodes have brought.
+    """
     known = {name: _channels(node) for name, node in wiring.nodes.items()}
     found = _unread(wiring, builder, known) or _mistyped(wiring, builder)
     if found or builder.input_schema is builder.state_schema:
         return found
     given = set(builder.schemas[builder.input_schema])
+    lent = set(builder.channels) - set(origin.channels) if origin else set()
+    own = {id(spec) for spec in origin.nodes.values()} if origin else set()
     given |= {name for name, channel in builder.channels.items() if channel.is_available()}  # a reducer starts empty
     arrows = [(edge.source, edge.target) for edge in wiring.edges]
     alone = {edge.target for edge in wiring.edges if wiring.kind(edge) == "fan-out"}  # these read a piece of work
 
     def look(reader: str, name: str, channels: NodeChannels, before: Collection[str]) -> None:
-        if channels.reads >= set(builder.schemas[builder.state_schema]) or any(known[node].is_open for node in before):
+        if channels.reads >= set(builder.schemas[builder.state_schema]):
             return
         for channel in sorted(channels.needs - given):
-            if not any(channel in known[node].writes for node in before):
+            may = [
+                node for node in before if known[node].is_open and (channel not in lent or id(wiring.nodes[node]) not in own)
+            ]
+            if not may and not any(channel in known[node].writes for node in before):
                 later = [f"'{node}'" for node in known if channel in known[node].writes and node != name]
                 places = [f"{' and '.join(later)} in this drawing, but later"] if later else []
                 places += [", ".join(writers_in_catalogue(channel))] if writers_in_catalogue(channel) else []
@@ -61,7 +70,7 @@ def find_missing(wiring: Wiring, builder: StateGraph[Any, Any, Any, Any]) -> lis
     return found
 
 
-def _unread(wiring: Wiring, builder: StateGraph[Any, Any, Any, Any], known: Mapping[str, NodeChannels]) -> list[Finding]:
+def _unread(wiring: Wiring, builder: Builder, known: Mapping[str, NodeChannels]) -> list[Finding]:
     """The nodes that write for nobody: no node or router reads any of their channels, and the graph does not give them out; or what a
     node of ours writes for a prompt is in none."""
     from ...nodes.retrieve.attempts import PromptPart, channels_of_part  # an agent of LangChain has no attempts
@@ -101,7 +110,7 @@ def _is_ours(node: Any) -> bool:
     return getattr(unwrap(node), "__module__", "").startswith(PACKAGE)
 
 
-def _starts_empty(builder: StateGraph[Any, Any, Any, Any], channel: str) -> bool:
+def _starts_empty(builder: Builder, channel: str) -> bool:
     """True for a channel with a reducer, which adds up what many nodes write."""
     return channel in builder.channels and builder.channels[channel].is_available()
 
@@ -128,7 +137,7 @@ def writers_in_catalogue(channel: str) -> tuple[str, ...]:
     return tuple(entry.name for entry in catalogue() if channel in entry.writes and channel not in entry.reads)
 
 
-def _mistyped(wiring: Wiring, builder: StateGraph[Any, Any, Any, Any]) -> list[Finding]:
+def _mistyped(wiring: Wiring, builder: Builder) -> list[Finding]:
     """The channels whose type a node says to be one, and the state another that shares no value with it."""
     state, found = type_hints(builder.state_schema), []
     alone = {edge.target for edge in wiring.edges if wiring.kind(edge) == "fan-out"}

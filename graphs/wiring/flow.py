@@ -148,7 +148,7 @@ def check(
             wiring = _read_drawing(flow, nodes, routers, fan_outs, destinations)
     except FlowError as error:
         return [Finding(error.line, error.sentence)]
-    return find_mistakes(wiring) or (find_missing(wiring, builder) if builder else [])
+    return find_mistakes(wiring) or (find_missing(wiring, builder, getattr(nodes, "builder", None)) if builder else [])
 
 
 def _branchings(routers: Mapping[str, Router]) -> dict[str, list[Branching]]:
@@ -162,9 +162,9 @@ def _command_targets(nodes: Mapping[str, Any], given: Mapping[str, Sequence[str]
     return {name: targets for name, targets in places.items() if targets}
 
 
-def _checked(wiring: Wiring, builder: Builder) -> Wiring:
+def _checked(wiring: Wiring, builder: Builder, origin: Builder | None = None) -> Wiring:
     """The wiring, if there is no mistake in it."""
-    if mistakes := find_mistakes(wiring) or find_missing(wiring, builder):
+    if mistakes := find_mistakes(wiring) or find_missing(wiring, builder, origin):
         error = FlowError("\n".join(f"line {line}: {said}" if line else said for line, said in mistakes))
         error.line = mistakes[0].line
         raise error
@@ -328,7 +328,7 @@ def rewire(
     """
     wiring = _redrawn_wiring(builder_behind(graph), flow, replaced, routers or {}, fan_outs or {})
     builder = _bare(graph.builder, replaced)
-    return recompile(graph, _checked(wiring, builder), builder)
+    return recompile(graph, _checked(wiring, builder, graph.builder), builder)
 
 
 def recompile(graph: Graph, wiring: Wiring, builder: Builder | None = None) -> Graph:

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from html import escape
+from inspect import getclosurevars, isfunction
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
@@ -237,7 +238,10 @@ def _node_object(runnable: Any) -> Any:
 def _role(part: Any) -> str:
     if isinstance(part, CompiledStateGraph):
         return "graph"
-    role = getattr(part, "role", "compute")
+    is_tools = hasattr(getattr(part, "__self__", None), "tools_by_name")  # LangGraph's ToolNode
+    role = "environment" if is_tools else getattr(part, "role", "compute")
+    if isfunction(part) and any(hasattr(one, "bind_tools") for names in getclosurevars(part)[:2] for one in names.values()):
+        role = "model"  # it refers to a chat model
     return role if role in COLOURS else "compute"
 
 

@@ -109,7 +109,7 @@ def _answer(answers: Answers, name: str, arguments: Mapping[str, Any]) -> Respon
         found = answers.answer(name, arguments)
         return Response(json.dumps(found, ensure_ascii=False).encode("utf-8", "replace"), media_type="application/json")
     except UserError as error:
-        return _error(str(error), 409, **getattr(error, "details", {}))
+        return _error(str(error), 200, **getattr(error, "details", {}))  # an answer, and no error in the browser's console
     except LookupError as error:
         return _error(f"the studio has no answer to {name!r}: {error}", 404)
     except Exception as error:

@@ -450,7 +450,7 @@ def test_a_method_walks_on_what_it_has_learned_and_on_the_saved_drawing(
     with pytest.raises(UserError, match="nothing"):
         studio.answer("act", act)
     broken = open_studio(StudioOptions("jitrl", episodes=0))
-    assert broken.answer("overview", {"view": "walk"})["problems"] == ["No run has begun: New run begins one."]
+    assert broken.answer("overview", {"view": "walk"})["state"] == "no run has begun"
 
 
 APP = """

@@ -16,6 +16,6 @@ export async function ask(name, args = {}) {
     throw new Error("The studio does not answer: has its command ended?");
   }
   const found = await answer.json();
-  if (answer.ok) return found;
+  if (answer.ok && found?.error === undefined) return found;
   throw Object.assign(new Error(found.error), { details: found, status: answer.status });
 }

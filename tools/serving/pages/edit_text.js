@@ -1,9 +1,13 @@
-// Edits of a drawing's text by the mouse: the text stays the source, with its comments and line breaks.
-const ARROW = /\s*((?:-->|-\.->)(?:\|[^|]*\|)?)\s*/;
-const DRAWN = /^\s*[\w.+-]+(?:\[.*?\]|\(.*?\)|\{.*?\})?\s*(?:-->|-\.->)/;
+// Edits of a drawing's text by the mouse: the text stays the source, with its comments and line breaks. What an arrow means stays:
+// its label remains before a box that is put into it, and an arrow that its node leads by itself is refused. Refusals are Errors.
+const ARROW = /\s*((?:-{2,}>|-\.+->)(?:\s*\|[^|]*\|)?)\s*/;
+const BOX = /[\w.+-]+?(?:\[.*?\]|\(.*?\)|\{.*?\})?/.source;
+const DRAWN = new RegExp(`^\\s*${BOX}(?:\\s*&\\s*${BOX})*\\s*(?:-{2,}>|-\\.+->)`);
 
-/** The name of a box as it stands in a line, without the text in its brackets. */
-const idOf = (box) => box.match(/^[\w.+-]+/)?.[0];
+/** The names of a box, or of boxes joined by &, as they stand in a line, without the texts in their brackets. */
+const namesOf = (part) => part.split("&").map((one) => one.trim().match(/^[\w.+-]+/)?.[0]);
+const labelOf = (arrow) => arrow.match(/\|\s*"?(.*?)"?\s*\|/)?.[1] ?? "";
+const said = (edge) => `${edge.source} to ${edge.target}${edge.label ? ` (${edge.label})` : ""}`;
 
 /** Change the chains of a text, line by line. `change` gets [box, arrow, box, …], and returns chains of that form. */
 function rewrite(text, change) {
@@ -11,58 +15,71 @@ function rewrite(text, change) {
     if (!DRAWN.test(line)) return [line];
     const chain = line.trim().split(ARROW), chains = change(chain);
     if (chains.length === 1 && chains[0].join("\n") === chain.join("\n")) return [line];
-    return chains.filter((one) => one.length > 2).map((one) => `${line.match(/^\s*/)[0]}${one.join(" ").replaceAll("> |", ">|")}`);
+    return chains.filter((one) => one.length > 2).map((one) => `${line.match(/^\s*/)[0]}${one.join(" ")}`);
   }).join("\n");
 }
 
-export const addArrow = (text, from, to) => `${text.trimEnd()}\n  ${from} --> ${to}\n`;
+const isArrow = (chain, i, edge) => i % 2 && namesOf(chain[i - 1]).includes(edge.source) && namesOf(chain[i + 1]).includes(edge.target) && labelOf(chain[i]) === edge.label;
 
-/** Without the arrows from one box to another. */
-export function removeArrow(text, from, to) {
-  return rewrite(text, (chain) => {
+/** An arrow that leads to another box: one that means its target's name says it now. */
+const named = (arrow, target) => (arrow.startsWith("-.") && !labelOf(arrow) ? `${arrow}|${target === "END" ? "end" : target}|` : arrow);
+
+function changed(text, made) {
+  if (made === text) throw new Error("This arrow is written in a form that the mouse does not change; its line in the text can be edited.");
+  return made;
+}
+
+function refuseBound(edge, name, edges) {
+  if (!edge.bound) return;
+  const free = edges.filter((one) => !one.bound).map(said);
+  throw new Error(`'${edge.source}' leads to '${edge.target}' by itself, past any box in that arrow. ${name} can stand in ${free.length ? `an arrow that only the drawing leads: ${free.slice(0, 6).join("; ")}` : "no arrow of this drawing"}.`);
+}
+
+export function addArrow(text, from, to) {
+  if (from === "END" || to === "START") throw new Error("Nothing leaves END, and nothing enters START.");
+  return `${text.trimEnd()}\n  ${from} --> ${to}\n`;
+}
+
+export function removeArrow(text, edge) {
+  return changed(text, rewrite(text, (chain) => {
     const chains = [[chain[0]]];
     for (let i = 1; i < chain.length; i += 2) {
-      if (idOf(chain[i - 1]) === from && idOf(chain[i + 1]) === to) chains.push([chain[i + 1]]);
+      if (isArrow(chain, i, edge)) chains.push([chain[i + 1]]);
       else chains.at(-1).push(chain[i], chain[i + 1]);
     }
     return chains;
-  });
+  }));
 }
 
-/** With a box put into the arrow from one box to another; the arrow's label stays before it. */
-export function putInto(text, name, from, to) {
-  return rewrite(text, (chain) => [chain.flatMap((part, i) => (i % 2 && idOf(chain[i - 1]) === from && idOf(chain[i + 1]) === to ? [part, name, "-->"] : [part]))]);
+/** With a box put into an arrow, whose label stays before it. */
+export function putInto(text, name, edge, edges) {
+  refuseBound(edge, name, edges);
+  return changed(text, rewrite(text, (chain) => [chain.flatMap((part, i) => (isArrow(chain, i, edge) ? [named(part, edge.target), name, "-->"] : [part]))]));
 }
 
-/** With a box put behind another: into the first plain arrow that leaves it, else with an arrow of its own. */
-export function putBehind(text, name, place) {
-  let done = false;
-  const put = rewrite(text, (chain) => [chain.flatMap((part, i) => {
-    if (done || part !== "-->" || idOf(chain[i - 1]) !== place) return [part];
-    done = true;
-    return ["-->", name, "-->"];
-  })]);
-  return done ? put : addArrow(addArrow(text, place, name), name, "END");
+/** With a box put behind another, into the one arrow that leaves it; a box that nothing leaves gets one. */
+export function putBehind(text, name, place, edges) {
+  const leaving = edges.filter((edge) => edge.source === place);
+  if (leaving.length > 1 && leaving.some((edge) => !edge.bound)) throw new Error(`Several arrows leave '${place}': click the one that ${name} is to stand in (${leaving.filter((edge) => !edge.bound).map(said).join("; ")}).`);
+  return leaving.length ? putInto(text, name, leaving[0], edges) : addArrow(addArrow(text, place, name), name, "END");
 }
 
-/** Without a box: what led to it leads on to where its first arrow went. */
-export function takeOut(text, name) {
-  let next = "END", known = false;
-  rewrite(text, (chain) => {
-    chain.forEach((part, i) => {
-      if (!known && !(i % 2) && idOf(part) === name && i + 2 < chain.length) [next, known] = [chain[i + 2], true];
-    });
-    return [chain];
-  });
-  return rewrite(text, (chain) => {
+/** With a box taken out of its place and put into an arrow: what led to it leads on to where its arrow went. */
+export function moveInto(text, name, edge, edges) {
+  const out = edges.filter((one) => one.source === name), around = edges.filter((one) => one.source === name || one.target === name);
+  if (out.length !== 1 || out[0].label || out[0].dotted || around.some((one) => one.bound || one.join)) throw new Error(`'${name}' cannot be moved by the mouse: only a box that one plain arrow leaves, and that no node leads to by itself, is taken out of its place.`);
+  refuseBound(edge, name, edges);
+  const without = rewrite(text, (chain) => {
     const kept = [...chain];
-    while (kept.length > 1 && idOf(kept[0]) === name) kept.splice(0, 2);
+    while (kept.length > 1 && namesOf(kept[0])[0] === name) kept.splice(0, 2);
     for (let i = 2; i < kept.length; i += 2) {
-      if (idOf(kept[i]) !== name) continue;
+      if (namesOf(kept[i])[0] !== name) continue;
+      kept[i - 1] = named(kept[i - 1], name);
       if (i + 2 < kept.length) kept.splice(i, 2);
-      else kept[i] = idOf(next);
+      else kept[i] = out[0].target;
       i -= 2;
     }
     return [kept];
   });
+  return putInto(without, name, edge, edges);
 }

@@ -1,6 +1,6 @@
 // The drawing: its Mermaid text beside the live picture, the check's findings at their lines, and the palette of nodes.
 const { html, useEffect, useRef, useState } = viewLibrary;
-import { addArrow, putBehind, putInto, removeArrow, takeOut } from "./edit_text.js";
+import { addArrow, moveInto, putBehind, putInto, removeArrow } from "./edit_text.js";
 import { GraphPicture, Legend } from "./graph.js";
 
 const E = editorLibrary;
@@ -72,6 +72,8 @@ function mark(view, findings) {
   })));
 }
 
+const isSame = (edge, other) => ["source", "target", "label"].every((part) => edge[part] === other?.[part]);
+
 function Palette({ ask, insert, found }) {
   const [groups, setGroups] = useState(null), [wanted, setWanted] = useState("");
   useEffect(() => { ask("nodes").then(setGroups, () => setGroups([])); }, []);
@@ -82,28 +84,30 @@ function Palette({ ask, insert, found }) {
     ${groups?.map((group) => {
       const nodes = group.nodes.filter((node) => fits(group, node));
       return nodes.length > 0 && html`<details key=${group.name} open=${group.own || words.length > 0}><summary>${group.name} <span class="soft">${nodes.length}</span></summary>
-        <ul>${nodes.map((node) => html`<li><button type="button" class="plain" title=${`put it behind the chosen box${node.module && ` (from ${node.module} import ${node.name})`}`} onClick=${() => insert(node.name)}><b>${node.name}</b></button>
+        <ul>${nodes.map((node) => html`<li><button type="button" class="plain" title=${`put it into the chosen arrow, or behind the chosen box${node.module && ` (from ${node.module} import ${node.name})`}`} onClick=${() => insert(node.name, group.own)}><b>${node.name}</b></button>
           ${" "}<span class="soft">${node.about}</span>${(node.reads || node.writes) && html`<span class="soft flow">${node.reads && `reads ${node.reads}`}${node.reads && node.writes ? "; " : ""}${node.writes && `writes ${node.writes}`}</span>`}</li>`)}</ul></details>`;
     })}</div>`;
 }
 
-export function EditorView({ ask, dirty }) {
-  const host = useRef(null), editor = useRef(null), names = useRef([]), turn = useRef(0);
+export function EditorView({ ask, dirty, here }) {
+  const host = useRef(null), editor = useRef(null), names = useRef([]), turn = useRef(0), edits = useRef(Promise.resolve());
   const [file, setFile] = useState(null), [text, setText] = useState(""), [picture, setPicture] = useState(null);
-  const [findings, setFindings] = useState([]), [unread, setUnread] = useState(false), [told, setTold] = useState(null), [chosen, setChosen] = useState(""), now = useRef({});
-  now.current = { file, text };
+  const [findings, setFindings] = useState([]), [unread, setUnread] = useState(false), [told, setTold] = useState(null), [chosen, setChosen] = useState(null), now = useRef({});
+  now.current = { file, text, chosen, here };
   dirty.current = file !== null && text !== file.text;
 
   async function check(words) {
     const mine = (turn.current += 1);
     try {
       const found = await ask("check", { text: words });
-      if (mine !== turn.current) return;
+      if (mine !== turn.current) return found.graph;
       if (found.graph) setPicture(found.graph);
       setUnread(!found.graph);
       setFindings(found.findings);
       mark(editor.current, found.findings);
+      return found.graph;
     } catch (error) { if (mine === turn.current) setTold({ bad: true, text: error.message }); }
+    return null;
   }
   async function save(version = now.current.file.version) {
     const words = editor.current.state.doc.toString();
@@ -125,8 +129,12 @@ export function EditorView({ ask, dirty }) {
       if (found.text !== now.current.text) replace(found.text);
     } catch { /* the next try may succeed; saving says what is wrong */ }
   }
-  function replace(words) {
-    editor.current.dispatch({ changes: { from: 0, to: editor.current.state.doc.length, insert: words } });
+  function replace(words) {  // only what differs, so that the cursor stays, and as a change of its own for Ctrl Z
+    const old = editor.current.state.doc.toString();
+    let from = 0, end = 0;
+    while (from < Math.min(old.length, words.length) && old[from] === words[from]) from += 1;
+    while (end < Math.min(old.length, words.length) - from && old.at(-1 - end) === words.at(-1 - end)) end += 1;
+    editor.current.dispatch({ changes: { from, to: old.length - end, insert: words.slice(from, words.length - end) }, userEvent: "input.drop" });
   }
   useEffect(() => {
     let timer;
@@ -140,21 +148,48 @@ export function EditorView({ ask, dirty }) {
     const following = setInterval(follow, 2000);
     return () => { clearTimeout(timer); clearInterval(following); editor.current?.destroy(); };
   }, []);
-  // A node that is drawn already, of which the catalogue has another, is numbered.
-  const insert = (name) => {
-    const words = now.current.text, drawn = new Set(picture?.nodes.map((node) => node.name));
-    let own = name;
-    for (let n = 2; drawn.has(own); n += 1) own = `${name}_${n}`;
-    const last = picture?.edges.find((edge) => edge.target === "END")?.source ?? "START";
-    const place = drawn.has(chosen) ? chosen : last;
-    replace(putBehind(words, own, place));
-    setChosen(own);
+  // An edit by the mouse, from what the server reads in the text: which arrows there are, and which their nodes lead by themselves.
+  const edit = (change) => {
+    edits.current = edits.current.then(async () => {
+      const words = editor.current.state.doc.toString(), graph = await check(words);
+      if (!graph) { setTold({ bad: true, text: "The text cannot be read: mend it first, or undo the change with Ctrl Z." }); return; }
+      try {
+        replace(change(words, graph.edges, graph.nodes.map((node) => node.name)));
+        setTold(null);
+      } catch (error) { setTold({ bad: true, text: error.message }); }
+    });
   };
+  // Of the catalogue's nodes there may be several in a drawing, which are numbered; a graph's own node is drawn once.
+  const insert = (name, own) => edit((words, edges, drawn) => {
+    if (own && drawn.includes(name)) throw new Error(`'${name}' is drawn already, and the graph has one of it; drag its box onto an arrow to move it.`);
+    let called = name;
+    for (let n = 2; drawn.includes(called); n += 1) called = `${name}_${n}`;
+    const place = now.current.chosen, arrow = edges.find((edge) => isSame(edge, place)) ?? (drawn.includes(place) ? null : edges.find((edge) => edge.target === "END" && !edge.bound));
+    if (!arrow && !drawn.includes(place)) throw new Error(`Click the arrow that ${name} is to stand in, or the box before it.`);
+    const made = arrow ? putInto(words, called, arrow, edges) : putBehind(words, called, place, edges);
+    setChosen(called);
+    return made;
+  });
   const mouse = {
-    arrow: (from, to) => replace(addArrow(now.current.text, from, to)),
-    move: (name, from, to) => replace(putInto(takeOut(now.current.text, name), name, from, to)),
-    cut: (from, to) => replace(removeArrow(now.current.text, from, to)),
+    arrow: (from, to) => edit((words) => addArrow(words, from, to)),
+    move: (name, edge) => edit((words, edges) => moveInto(words, name, edges.find((one) => isSame(one, edge)) ?? edge, edges)),
+    cut: (edge) => edit((words) => removeArrow(words, edge)),
+    choose: setChosen,
+    chosen: (edge) => isSame(edge, chosen),
   };
+  useEffect(() => {  // the editor's keys, also while the focus is on the palette or nowhere
+    const press = (event) => {
+      const target = event.composedPath()[0], isText = /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName);
+      if (!now.current.here || !editor.current || !(event.ctrlKey || event.metaKey) || event.altKey || target.isContentEditable) return;
+      const key = event.key.toLowerCase(), undo = key === "z" && !event.shiftKey ? "Mod-z" : key === "y" || key === "z" ? "Mod-y" : "";
+      if (key === "s") save();
+      else if (undo && !isText) E.historyKeymap.find((one) => one.key === undo).run(editor.current);
+      else return;
+      event.preventDefault();
+    };
+    addEventListener("keydown", press);
+    return () => removeEventListener("keydown", press);
+  }, []);
   const writePython = () => ask("python").then((found) => setTold({ text: found.message }), (error) => setTold({ bad: true, text: error.message }));
   const toLine = (number) => {
     const line = editor.current.state.doc.line(Math.min(number, editor.current.state.doc.lines));
@@ -166,7 +201,7 @@ export function EditorView({ ask, dirty }) {
     <div class="head"><h2>${file?.title ?? "Drawing"}</h2><span class="soft">${file ? `${file.path}${file.exists ? "" : ", not written yet"}${changed ? ", changed" : ""}` : ""}</span></div>
     <div class="toolbar"><button type="button" class="main" disabled=${!file} aria-keyshortcuts="Control+S" onClick=${() => save()}>Save <kbd>Ctrl S</kbd></button>
       <button type="button" disabled=${!file?.exists || changed} onClick=${writePython}>Write its Python file</button>
-      <span class="soft">Drag a box onto another to draw an arrow, or onto an arrow to move it there; a double click takes an arrow away.</span></div>
+      <span class="soft">A node of the list goes into the arrow that you click, or behind the box. Drag a box onto another to draw an arrow, or onto an arrow to move it there; a double click takes an arrow away.</span></div>
     ${told && html`<div role=${told.bad ? "alert" : "status"} class=${`note ${told.bad ? "bad" : "good"}`}><p>${told.text}</p>
       ${told.theirs && html`<button type="button" onClick=${() => { setFile({ ...file, text: told.theirs.text, version: told.theirs.version }); replace(told.theirs.text); setTold(null); }}>Take the file's text</button>
         <button type="button" onClick=${() => save(told.theirs.version)}>Save mine over it</button>`}</div>`}
@@ -175,7 +210,7 @@ export function EditorView({ ask, dirty }) {
         <div class="card"><h3>Check</h3><div role="status">${findings.length === 0 ? html`<p class="soft">Nothing is wrong with this drawing.</p>`
           : html`<ol class="findings">${findings.map((one) => html`<li class=${one.severity}>${one.line ? html`<button type="button" class="plain" onClick=${() => toLine(one.line)}>line ${one.line}</button> ` : ""}${one.message}</li>`)}</ol>`}</div></div>
         <${Palette} ask=${ask} insert=${insert} found=${names}/></div>
-      <div><div class="card">${picture ? html`<${GraphPicture} graph=${picture} stale=${unread} lit=${[chosen]} pick=${setChosen} edit=${mouse}/><${Legend} graph=${picture}/>` : html`<p class="soft">The picture appears when the text can be read.</p>`}</div></div>
+      <div><div class="card">${picture ? html`<${GraphPicture} graph=${picture} stale=${unread} lit=${[chosen].filter((one) => typeof one === "string")} pick=${setChosen} edit=${mouse}/><${Legend} graph=${picture}/>` : html`<p class="soft">The picture appears when the text can be read.</p>`}</div></div>
     </div>
   </section>`;
 }

@@ -32,7 +32,8 @@ function Field({ id, name, schema, root, value, set }) {
       <button type="button" onClick=${() => set([...(value ?? []), resolve(is.items, root).type === "string" ? "" : null])}>+</button>`);
   }
   const about = is.description && html`<span class="soft"> ${is.description}</span>`;
-  const field = is.enum ? html`<select id=${id} value=${value} onChange=${(event) => set(is.enum[event.currentTarget.selectedIndex])}>${is.enum.map((one) => html`<option selected=${one === value}>${String(one)}</option>`)}</select>`
+  const choices = is.enum && (is.enum.includes(value) ? is.enum : [undefined, ...is.enum]);
+  const field = is.enum ? html`<select id=${id} value=${value} onChange=${(event) => set(choices[event.currentTarget.selectedIndex])}>${choices.map((one) => html`<option selected=${one === value}>${one === undefined ? "not set" : String(one)}</option>`)}</select>`
     : is.type === "boolean" ? html`<input id=${id} type="checkbox" checked=${value} onChange=${(event) => set(event.currentTarget.checked)}/>`
     : is.type === "number" || is.type === "integer" ? html`<input id=${id} type="number" step=${is.type === "integer" ? 1 : "any"} value=${value} onInput=${(event) => set(event.currentTarget.value === "" ? null : +event.currentTarget.value)}/>`
     : is.type === "string" && typeof (value ?? "") === "string" ? html`<textarea id=${id} rows=${Math.min(10, Math.ceil((value ?? "").length / 60) || 1)} value=${value ?? ""} onInput=${(event) => set(event.currentTarget.value)}></textarea>`

@@ -46,8 +46,8 @@ function curve(points) {
 }
 
 /** `passes`: [source, target, count]; `lit`: names; `breaks`: [name, "before" or "after"]; `pick(name)` is called for a box that is chosen.
- * `edit`: what the mouse may do, `arrow(from, to)` for a box that is dragged onto another, `move(name, from, to)` onto an arrow,
- * `cut(from, to)` for an arrow clicked twice. */
+ * `edit`: what the mouse may do, `arrow(from, to)` for a box that is dragged onto another, `move(name, edge)` onto an arrow,
+ * `choose(edge)` for an arrow that is clicked, `cut(edge)` for one clicked twice; `chosen(edge)` is true of the chosen one. */
 export function GraphPicture({ graph, lit = [], passes = null, pick = null, stale = false, breaks = [], edit = null }) {
   const pane = useRef(null), [width, setWidth] = useState(0);
   useEffect(() => {
@@ -64,9 +64,10 @@ export function GraphPicture({ graph, lit = [], passes = null, pick = null, stal
   const place = (event) => new DOMPoint(event.clientX, event.clientY).matrixTransform(image.current.getScreenCTM().inverse());
   const grab = (name) => (edit ? (event) => { const { x, y } = place(event); event.preventDefault(); setDrag({ name, x, y, toX: x, toY: y }); } : null);
   function drop(event) {
-    const to = document.elementsFromPoint(event.clientX, event.clientY).map((one) => one.closest?.("[data-box], [data-from]")).find(Boolean)?.dataset;
+    const to = document.elementsFromPoint(event.clientX, event.clientY).map((one) => one.closest?.("[data-box], [data-edge]")).find(Boolean)?.dataset;
     if (to?.box && to.box !== drag.name) edit.arrow(drag.name, to.box);
-    if (to?.from && to.from !== drag.name && to.to !== drag.name && drag.name !== "START") edit.move(drag.name, to.from, to.to);
+    const edge = placed.arrows[to?.edge]?.edge;
+    if (edge && edge.source !== drag.name && edge.target !== drag.name && drag.name !== "START") edit.move(drag.name, edge);
     setDrag(null);
   }
   const moving = drag && { onPointerMove: (event) => { const { x, y } = place(event); setDrag({ ...drag, toX: x, toY: y }); }, onPointerUp: drop, onPointerLeave: () => setDrag(null) };
@@ -89,7 +90,7 @@ export function GraphPicture({ graph, lit = [], passes = null, pick = null, stal
     const count = counts.get(`${edge.source}\n${edge.target}`) ?? 0;
     const seen = count > 0, text = [edge.label, seen ? `${count}×` : ""].filter(Boolean).join(" ");
     const width = widthOf(text, SMALL) + 8;
-    return html`<g key=${i} class=${`arrow${seen ? " seen" : ""}`} data-from=${edge.source} data-to=${edge.target} onDblClick=${() => edit?.cut(edge.source, edge.target)}>
+    return html`<g key=${i} class=${`arrow${seen ? " seen" : ""}${edit?.chosen(edge) ? " lit" : ""}`} data-edge=${i} data-from=${edge.source} data-to=${edge.target} onClick=${() => edit?.choose(edge)} onDblClick=${() => edit?.cut(edge)}>
       ${edit && html`<path class="hold" d=${curve(points)}/>`}
       <title>${`${edge.source} to ${edge.target}${edge.label ? `, ${edge.label}` : ""}${passes ? `: passed ${count} times` : ""}`}</title>
       <path d=${curve(points)} marker-end=${`url(#${id}${seen ? "s" : ""})`} stroke-dasharray=${edge.dotted ? "4 3" : null}
@@ -100,7 +101,7 @@ export function GraphPicture({ graph, lit = [], passes = null, pick = null, stal
   });
   const drawn = placed.boxes.map(({ node, x, y, width, height, end }) => {
     const i = order.findIndex((box) => box.node === node), on = lit.includes(node.name), lines = node.settings ?? [];
-    if (end) return html`<text key=${node.name} data-box=${node.name} onPointerDown=${grab(node.name)} class=${`end${on ? " lit" : ""}`} x=${x} y=${y + 4} text-anchor="middle">${node.name.toLowerCase()}</text>`;
+    if (end) return html`<text key=${node.name} data-box=${node.name} onPointerDown=${grab(node.name)} onClick=${() => edit && pick?.(node.name)} class=${`end${on ? " lit" : ""}`} x=${x} y=${y + 4} text-anchor="middle">${node.name.toLowerCase()}</text>`;
     const about = [`${node.name}${node.about ? `: ${node.about}` : ""}`, ...lines, on ? "the current node" : ""].filter(Boolean).join(", ");
     return html`<g key=${node.name} ref=${(element) => { boxes.current[i] = element; }} class=${`box ${node.role ?? "compute"}${on ? " lit" : ""}`} data-box=${node.name} onPointerDown=${grab(node.name)}
       role=${pick ? "button" : "img"} tabindex=${i === Math.min(at, order.length - 1) ? 0 : -1} aria-label=${about} aria-current=${on ? "step" : null}

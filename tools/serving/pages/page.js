@@ -1,6 +1,7 @@
 // The page: the drawing, the walk and the recorded runs, each behind its tab. The address names what is open, so a reload keeps it.
 import { ask } from "./ask.js";
 import { short } from "./charts.js";
+import { Help } from "./help.js";
 import { RunView } from "./run_view.js";
 
 const { html, render, useEffect, useRef, useState } = viewLibrary;
@@ -38,17 +39,6 @@ function Runs({ open }) {
           <td>${run.steps.toLocaleString("en")}</td><td>${run.episodes}</td><td>${run.seconds === null ? "–" : `${short(run.seconds)} s`}</td><td><${Spark} scores=${run.scores}/></td><td>${run.state}${run.problems.length ? html` <span class="tag bad">damaged</span>` : ""}</td></tr>`)}</tbody></table>`}</div>`)}</section>`;
 }
 
-const HELP = [["s or o", "step over: the next node, with all of its graph"], ["r", "round: until this node comes again"], ["i / u", "into a graph, and out"], ["b", "back"], ["f", "fork from the moment that is shown"], ["k / d", "keep a what-if in memory, or drop it"], ["e", "finish"], ["n", "new run"],
-  ["← →", "the moment before, the next"], ["↑ ↓", "move in a list"], ["Tab", "to the next part; in the picture arrow keys go from box to box, Enter runs to it"], ["Ctrl S", "save the drawing"], ["?", "this list"]];
-
-function Help({ close, single, setSingle }) {
-  const box = useRef(null);
-  useEffect(() => { box.current.showModal(); }, []);
-  return html`<dialog ref=${box} class="help" aria-label="keys" onClose=${close}><h2>Keys</h2><dl>${HELP.map(([key, text]) => html`<dt><kbd>${key}</kbd></dt><dd>${text}</dd>`)}</dl>
-    <p><label><input type="checkbox" checked=${single} onChange=${(event) => setSingle(event.currentTarget.checked)}/> keys of one letter work</label></p>
-    <form method="dialog"><button class="main">Close</button></form></dialog>`;
-}
-
 function Page() {
   const [about, setAbout] = useState(null), [problem, setProblem] = useState(""), [place, setPlace] = useState(read());
   const [help, setHelp] = useState(false), [single, setSingle] = useState(true), dirty = useRef(false);
@@ -77,12 +67,12 @@ function Page() {
   return html`<header><b class="brand">learngraph studio</b><nav aria-label="parts"><ul>${tabs.map(([name, text]) => html`<li><a href=${`#${name}`} aria-current=${tab === name ? "page" : null}>${text}</a></li>`)}</ul></nav>
       <button type="button" class="plain" onClick=${() => setHelp(true)}>Keys <kbd>?</kbd></button></header>
     <main>
-      ${Editor && html`<div hidden=${tab !== "drawing"}><${Editor} ask=${ask} dirty=${dirty}/></div>`}
+      ${Editor && html`<div hidden=${tab !== "drawing"}><${Editor} ask=${ask} dirty=${dirty} here=${tab === "drawing"}/></div>`}
       ${here === "walk" && html`<${RunView} key="walk" ask=${ask} view="walk" shortcuts=${single}/>`}
       ${here === "runs" && html`<${Runs} open=${open}/>`}
       ${here.startsWith("run/") && html`<${RunView} key=${here} ask=${ask} view=${here} shortcuts=${single} walkOn=${(found) => { setAbout(found); open("walk"); }}/>`}
     </main>
-    ${help && html`<${Help} close=${() => setHelp(false)} single=${single} setSingle=${setSingle}/>`}`;
+    ${help && html`<${Help} close=${() => setHelp(false)}><p><label><input type="checkbox" checked=${single} onChange=${(event) => setSingle(event.currentTarget.checked)}/> keys of one letter work</label></p><//>`}`;
 }
 
 render(html`<${Page}/>`, document.getElementById("page"));

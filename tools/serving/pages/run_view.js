@@ -3,8 +3,9 @@ const { html, useCallback, useEffect, useRef, useState } = viewLibrary;
 import { Chat } from "./chat.js";
 import { Form } from "./form.js";
 import { GraphPicture, Legend } from "./graph.js";
+import { Help } from "./help.js";
 import { LongList } from "./list.js";
-import { Decision, Explanation, Memory, StateTable } from "./values.js";
+import { Decision, Explanation, Memory, StateTable, Value } from "./values.js";
 
 const PAGE = 100, WAIT = 1000;
 
@@ -46,12 +47,12 @@ const BUTTONS = [
   ["begin", "New run", "n", "begin another run"],
 ];
 
-function Toolbar({ overview, act, stop, mark, busy, nodes }) {
+function Toolbar({ overview, act, stop, mark, busy, stopping, nodes }) {
   const can = new Set(overview.can);
   return html`<div class="toolbar" role="toolbar" aria-label="walk">
     ${BUTTONS.filter(([name]) => !["into", "out", "keep", "drop"].includes(name) || can.has(name)).map(([name, text, key, title]) => html`<button key=${name} type="button" disabled=${busy || !can.has(name)} title=${`${title} (${key})`}
       aria-keyshortcuts=${key} class=${name === "step" ? "main" : ""} onClick=${() => act(name)}>${text} <kbd>${key}</kbd></button>`)}
-    ${busy && html`<button type="button" class="main" title="stop after the node that is running" onClick=${stop}>Stop</button>`}
+    ${busy && html`<button type="button" class="main" disabled=${stopping} title="stop at the model's next token, or after the node that is running" onClick=${stop}>${stopping ? "Stopping …" : "Stop"}</button>`}
     <${Breakpoints} nodes=${nodes} breaks=${overview.breaks} act=${mark}/>
     <label>to <select disabled=${busy || !can.has("until")} onChange=${(event) => { const node = event.currentTarget.value; event.currentTarget.value = ""; if (node) act("until", { node }); }}>
       <option value="">run to …</option>${nodes.map((name) => html`<option>${name}</option>`)}</select></label>
@@ -72,33 +73,47 @@ function ForkTree({ overview, branch, at, choose }) {
 }
 
 function Questions({ questions, act, busy }) {
-  const [answers, setAnswers] = useState({});
+  const [answers, setAnswers] = useState({}), box = useRef(null);
+  useEffect(() => box.current?.querySelector("textarea")?.focus({ preventScroll: true }), []);
   const only = questions.length === 1 && questions[0];
   if (only && only.form) return html`<div class="card"><${Form} title=${`The node asks: ${only.text}`} form=${only.form} button="Answer" submit=${(value) => act("resume", { answers: { [only.id]: value } })}/></div>`;
-  const given = Object.entries(answers).filter(([id, text]) => text && questions.some((one) => one.id === id));
-  return html`<form class="card ask" onSubmit=${(event) => { event.preventDefault(); act("resume", { answers: only ? { [only.id]: answers[only.id] ?? "" } : Object.fromEntries(given) }); setAnswers({}); }}>
-    ${questions.map(({ id, text }) => html`<label key=${id} for=${`answer-${id}`}><b>The node asks:</b> ${text}</label>
-      <textarea id=${`answer-${id}`} rows="2" value=${answers[id] ?? ""} onInput=${(event) => setAnswers({ ...answers, [id]: event.currentTarget.value })}></textarea>`)}
-    <button class="main" disabled=${busy || (!only && !given.length)}>Answer</button> <span class="soft">JSON, or words</span></form>`;
+  const given = Object.entries(answers).filter(([id, text]) => text && questions.some((one) => one.id === id)), can = !busy && (only || given.length > 0);
+  const send = (event) => {
+    event.preventDefault();
+    if (can) act("resume", { answers: only ? { [only.id]: answers[only.id] ?? "" } : Object.fromEntries(given) });
+  };
+  return html`<form class="card ask" ref=${box} onSubmit=${send}>
+    ${questions.map(({ id, text, parts }) => html`<label key=${id} for=${`answer-${id}`}><b>The node asks:</b> ${text}</label>${(parts ?? []).filter((one) => one.line !== text).map((one) => html`<${Value} value=${one} open=${true}/>`)}
+      <textarea id=${`answer-${id}`} rows="2" value=${answers[id] ?? ""} onInput=${(event) => setAnswers({ ...answers, [id]: event.currentTarget.value })}
+        onKeyDown=${(event) => event.key === "Enter" && !event.shiftKey && !event.isComposing && send(event)}></textarea>`)}
+    <button class="main" disabled=${!can}>Answer</button> <span class="soft">JSON, or words; Enter sends</span></form>`;
 }
 
 function Breakpoints({ nodes, breaks, act }) {
-  const has = (node, when) => breaks.some(([name, kind]) => name === node && kind === when);
-  const close = (event) => { if (event.key === "Escape") { event.stopPropagation(); event.currentTarget.open = false; } };
-  return html`<details class="menu" onKeyDown=${close}><summary>Breakpoints${breaks.length ? ` (${breaks.length})` : ""}</summary><div class="card"><table><thead><tr><th>node</th><th>before</th><th>after</th></tr></thead><tbody>
+  const box = useRef(null), has = (node, when) => breaks.some(([name, kind]) => name === node && kind === when);
+  useEffect(() => {
+    const close = (event) => {
+      if (!box.current?.open || (event.type === "keydown" ? event.key !== "Escape" : event.composedPath().includes(box.current))) return;
+      box.current.open = false;
+    };
+    addEventListener("pointerdown", close, true);
+    addEventListener("keydown", close, true);
+    return () => { removeEventListener("pointerdown", close, true); removeEventListener("keydown", close, true); };
+  }, []);
+  return html`<details class="menu" ref=${box}><summary>Breakpoints${breaks.length ? ` (${breaks.length})` : ""}</summary><div class="card"><table><thead><tr><th>node</th><th>before</th><th>after</th></tr></thead><tbody>
     ${nodes.map((node) => html`<tr><td>${node}</td>${["before", "after"].map((when) => html`<td><input type="checkbox" aria-label=${`pause ${when} ${node}`} checked=${has(node, when)} onChange=${() => act({ node, when })}/></td>`)}</tr>`)}
   </tbody></table></div></details>`;
 }
 
 export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = null }) {
   const [overview, setOverview] = useState(null), [branch, setBranch] = useState(""), [at, setAt] = useState(-1);
-  const [moment, setMoment] = useState(null), [problem, setProblem] = useState(null), [busy, setBusy] = useState(false);
-  const [asking, setAsking] = useState(null), [running, setLive] = useState([]), [why, setWhy] = useState(null), [follow, setFollow] = useState(true);
+  const [moment, setMoment] = useState(null), [problem, setProblem] = useState(null), [mine, setBusy] = useState(false), [stopping, setStopping] = useState(false);
+  const [asking, setAsking] = useState(null), [running, setLive] = useState([]), [why, setWhy] = useState(null), [follow, setFollow] = useState(true), [help, setHelp] = useState(false);
   const seen = useRef({}), root = useRef(null), turn = useRef(0);
   const report = (error) => setProblem({ text: error.message, trace: error.details?.traceback });
   const shown = overview?.branches.find((one) => one.id === branch), count = shown?.count ?? 0, place = shown?.place ?? "";
-  const live = overview?.kind === "live";
-  seen.current = { overview, branch, at, count, place, follow, busy };
+  const live = overview?.kind === "live", busy = mine || overview?.state === "running";  // by this tab, or another
+  seen.current = { overview, branch, at, count, place, follow, busy, mine };
 
   function take(found, jump = false) {
     if (found.same) return;
@@ -116,9 +131,9 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
     let over = false, timer;
     async function look() {
       try {
-        if (!document.hidden && !seen.current.busy) {
+        if (!document.hidden && !seen.current.mine) {
           const found = await ask("overview", { view, version: seen.current.overview?.version });
-          if (!over && !seen.current.busy) take(found);
+          if (!over && !seen.current.mine) take(found);
         }
       } catch (error) { if (!over) report(error); }
       if (!over) timer = setTimeout(look, wait);
@@ -155,6 +170,7 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
 
   useEffect(() => {  // while a walk runs; a notebook's kernel answers only afterwards
     setLive([]);
+    setStopping(false);
     if (!busy || shortcuts === "inside") return undefined;
     const timer = setInterval(() => ask("live").then((found) => setLive(found.running), () => {}), 200);
     return () => clearInterval(timer);
@@ -174,12 +190,14 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
     function press(event) {
       const target = event.composedPath()[0];
       if (event.ctrlKey || event.altKey || event.metaKey || target.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName)) return;
-      if (!root.current?.contains(event.target) && (shortcuts === "inside" || event.target !== document.body)) return;
+      if (shortcuts === "inside" ? !root.current?.contains(event.target) : document.querySelector("dialog[open]")) return;
       const { at: where, count: length, overview: known } = seen.current, button = BUTTONS.find(([, , key]) => key === (event.key === "o" ? "s" : event.key));
       if (event.key === "ArrowLeft" || event.key === "ArrowRight") {
         if (target.closest?.(".scroll")) return;
         event.preventDefault();
         setAt(Math.min(length - 1, Math.max(0, where + (event.key === "ArrowLeft" ? -1 : 1))));
+      } else if (event.key === "?" && shortcuts === "inside") {
+        setHelp(true);
       } else if (button && known.can?.includes(button[0])) {
         event.preventDefault();
         act(button[0]);
@@ -205,23 +223,27 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
   if (!overview) return html`<div ref=${root}>${problem ? html`<p role="alert" class="note bad">${problem.text}</p>` : html`<p class="loading">Loading …</p>`}</div>`;
   const graph = overview.graphs[shown?.graph ?? ""], nodes = graph?.nodes.map((node) => node.name).filter((name) => name !== "START" && name !== "END") ?? [];
   const choose = (id) => { setBranch(id); setAt((overview.branches.find((one) => one.id === id)?.count ?? 0) - 1); };
+  const isChat = Boolean(overview.form?.schema.properties?.messages), isNew = live && !overview.branches.length;
   const episode = overview.branches.findIndex((one) => one.id === branch);
   return html`<section class="run" ref=${root} tabindex=${shortcuts === "inside" ? -1 : undefined} aria-busy=${String(busy)}>
-    <div class="head"><h2>${overview.title}</h2><span class="soft">${overview.state}${live ? "" : `, ${overview.steps.toLocaleString("en")} steps in ${overview.episodes.toLocaleString("en")} episodes`}</span>
-      ${!live && overview.state !== "finished" && html`<label><input type="checkbox" checked=${follow} onChange=${(event) => setFollow(event.currentTarget.checked)}/> follow</label>`}</div>
+    <div class="head"><h2>${overview.title}</h2><span class="soft">${busy && live ? "running" : overview.state}${live ? "" : `, ${overview.steps.toLocaleString("en")} steps in ${overview.episodes.toLocaleString("en")} episodes`}</span>
+      ${!live && overview.state !== "finished" && html`<label><input type="checkbox" checked=${follow} onChange=${(event) => setFollow(event.currentTarget.checked)}/> follow</label>`}
+      ${shortcuts === "inside" && html`<button type="button" class="plain" onClick=${() => setHelp(true)}>Keys <kbd>?</kbd></button>`}</div>
+    ${help && html`<${Help} inside=${true} close=${() => { setHelp(false); root.current?.focus({ preventScroll: true }); }}/>`}
     ${problem && html`<div role="alert" class="note bad"><p>${problem.text}</p>${problem.trace && html`<details><summary>where</summary><pre>${problem.trace}</pre></details>`}
       <button type="button" class="plain" onClick=${() => setProblem(null)}>close</button></div>`}
-    ${live && html`<${Toolbar} overview=${overview} act=${act} stop=${() => tell({ do: "stop" })} mark=${(more) => tell({ do: "break", ...more })} busy=${busy} nodes=${nodes}/>`}
+    ${live && html`<${Toolbar} overview=${overview} act=${act} stop=${() => { setStopping(true); tell({ do: "stop" }); }} stopping=${stopping} mark=${(more) => tell({ do: "break", ...more })} busy=${busy} nodes=${nodes}/>`}
     ${shown?.inside?.length > 0 && html`<p class="soft">inside ${shown.inside.join(" › ")}</p>`}
     ${live && shown?.questions.length > 0 && html`<${Questions} key=${shown.questions.map((one) => one.id).join()} questions=${shown.questions} act=${act} busy=${busy}/>`}
-    ${busy && running.length > 0 && html`<p class="note">${running.map((one) => `${one.node}, ${one.seconds.toFixed(1)} s`).join("; ")}</p>`}
+    ${busy && running.length > 0 && html`<p class="note">${running.map((one) => `${one.node}, ${one.seconds.toFixed(1)} s`).join("; ")}${stopping ? ": the walk stops when that has ended" : ""}</p>`}
     <p class="sr" role="status">${busy ? "running" : moment?.title ?? ""}</p>
     ${[...overview.problems, ...(moment?.problems ?? [])].map((text) => html`<p class="note warn">${text}</p>`)}
-    ${asking && !asking.channel && html`<div class="card"><${Form} title="Input of the run" form=${asking.form} button="Begin" submit=${(input) => act("begin", { input })} close=${() => setAsking(null)}/></div>`}
-    ${overview.form?.schema.properties?.messages && html`<${Chat} state=${moment?.state} live=${running} act=${act} can=${overview.can.includes("say")} busy=${busy}/>`}
+    ${(asking ? !asking.channel : isNew && !isChat && overview.form) && html`<div class="card"><${Form} title="Input of the run" form=${overview.form} button="Begin" submit=${(input) => act("begin", { input })} close=${asking && (() => setAsking(null))}/></div>`}
+    ${isChat && html`<${Chat} state=${moment?.state} live=${running} act=${act} can=${overview.can.includes("say")} busy=${busy}/>`}
     ${graph && html`<div class="card"><${GraphPicture} graph=${graph} lit=${moment?.lit ?? []} passes=${moment?.passes ?? null} breaks=${overview.breaks ?? []}
       pick=${live && overview.can.includes("until") ? (node) => act("until", { node }) : null}/><${Legend} graph=${graph}/></div>`}
-    <div class="columns">
+    ${isNew && !overview.form && html`<p class="soft">No run has begun: New run begins one.</p>`}
+    ${!isNew && html`<div class="columns">
       <div>
         <div class="card"><h3>${live ? "Fork tree" : "Episodes"}</h3>${live ? html`<${ForkTree} overview=${overview} branch=${branch} at=${at} choose=${choose}/>`
           : html`<${LongList} label="episodes" height=${156} count=${overview.branches.length} selected=${episode} need=${() => {}} choose=${(i) => choose(overview.branches[i].id)}
@@ -241,6 +263,6 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
         ${live && at === count - 1 && moment?.unset?.length > 0 && html`<label class="soft">not set: <select onChange=${(event) => { if (event.currentTarget.value) begin(event.currentTarget.value); event.currentTarget.value = ""; }}>
           <option value="">set …</option>${moment.unset.map((name) => html`<option>${name}</option>`)}</select></label>`}
         ${asking?.channel && moment?.unset?.includes(asking.channel) && editor(asking.channel).form()}</div>
-    </div>
+    </div>`}
   </section>`;
 }
