@@ -78,7 +78,9 @@ def _unread(wiring: Wiring, builder: Builder, known: Mapping[str, NodeChannels])
     routers = [node_channels(unwrap(one.path)) for branchings in wiring.routers.values() for one in branchings]
     given = set(builder.schemas[builder.output_schema]).union(*(one.reads for one in routers))
     may_read_more = any(one.may_read_more for one in [*known.values(), *routers]) or any(wiring.fan_outs)
-    shown = schema_channels([channels_of_part(part) for part in PromptPart.__subclasses__()]).reads
+    prompts = [one for one in map(unwrap, wiring.nodes.values()) if getattr(getattr(one, "view", None), "shown_channels", None)]
+    shown = schema_channels(list(map(channels_of_part, PromptPart.__subclasses__()))).reads
+    given |= frozenset() if prompts else shown  # a uniform prior may stand in place of a model, which would read them
     clearing = {name for name in known if hasattr(unwrap(wiring.nodes[name]), "further_channels")}  # or recording
     read, state, found = given.union(*(one.reads for one in known.values())), {*builder.channels}, []
     for name, one in known.items():

@@ -63,6 +63,12 @@ def test_an_edited_drawing_is_checked(old: str, new: str, line: int, says: str) 
         rewire(JITRL, edited)
 
 
+@pytest.mark.parametrize("name", ["jitrl", "icrl", "memory", "prompt-update", "synapse"])
+def test_a_method_is_built_on_a_uniform_prior_which_reads_no_prompt(name: str) -> None:
+    graph = find_method(name).build(MethodInputs(open_environment("toy")))
+    assert check(to_mermaid(graph), graph) == []
+
+
 def test_a_text_that_cannot_be_read_is_one_finding() -> None:
     assert check("flowchart LR\n START --> a -->", JITRL) == [
         Finding(2, "cannot read 'START --> a -->' in the line 'START --> a -->'; lines look like 'a --> b -->|label| c'")
