@@ -77,14 +77,14 @@ class FileOptions:
     model: tuple[str, ...] = ()
     """Other models than the file's, such as `openai:NAME`."""
     only: tuple[str, ...] = ()
-    """Tables of the file, where it has several; and labels of the environments, models and methods to play, where that is not all."""
+    """Tables of the file, where it has several (all, if only --model is given); and labels of what to play in them, where not all."""
     price_in: float = 0.0
     """Dollars per million tokens read, of the models for which the file has no price. Without one no dollars are shown."""
     price_out: float = 0.0
     """Dollars per million tokens written."""
     token_budget: int = 0
-    """Tokens that a table may pay for; each environment, with each model, has an equal share. What is spent is not played on: the same
-    command with more goes on. 0: no limit."""
+    """Tokens that may be paid for. Each table has an equal share, and in it each environment with each model. What is spent is not played
+    on: the same command with more goes on. 0: no limit."""
     dollar_budget: float = 0.0
     """The same in dollars. 0: no limit."""
     dry_run: bool = False
@@ -157,9 +157,12 @@ def _run_file(args: Sequence[str]) -> int:
     options = parse_flags(FileOptions, args, "learngraph run", about)
     tables = read_tables(options.file)
     wanted = [name for name in options.only if name in tables] if "" not in tables else [""]
+    wanted = wanted or [*tables] * bool(options.model and not options.only)
     if not wanted:
         return _list_tables(options, tables)
     only, status = [name for name in options.only if name not in tables], 0
+    shares = {"token_budget": options.token_budget // len(wanted), "dollar_budget": options.dollar_budget / len(wanted)}
+    options = replace(options, **shares)
     for table in wanted:
         name = f"{options.file.stem}-{table}" if table else options.file.stem
         folder = options.out or Path("runs") / f"bench-{name}"
@@ -185,7 +188,7 @@ def _run_file(args: Sequence[str]) -> int:
             chosen = [table] * bool(table) + only if one == "only" else options.model
             command += [f"--{one}", *chosen] if chosen else []
         if table and not options.dry_run:
-            say(f"{place}: {forecast(planned, folder)}")
+            say(f"{place}: {forecast(planned)}")
         status = max(status, play_and_report(spec, planned, folder, options, command, name, only))
     return status
 
@@ -228,7 +231,14 @@ def _share_budget(planned: Sequence[Sweep], options: FileOptions) -> list[Sweep]
     paid = sum(one.options.prior == "model" for one in planned) or 1
     shares = {"token_budget": options.token_budget // paid, "dollar_budget": options.dollar_budget / paid}
     given: dict[str, Any] = {name: share for name, share in shares.items() if getattr(options, name)}
-    return [replace(one, options=replace(one.options, **given)) if one.options.prior == "model" else one for one in planned]
+    return [_with_budget(one, given) if given and one.options.prior == "model" else one for one in planned]
+
+
+def _with_budget(sweep: Sweep, given: Mapping[str, Any]) -> Sweep:
+    changed = replace(sweep.options, **given)
+    if isinstance(changed, LearningOptions):  # what it knows of the arms is no argument, and would be lost
+        changed = learning_options(changed, sweep.arms)
+    return replace(sweep, options=changed)
 
 
 def play_and_report(

@@ -1,38 +1,36 @@
 """`learngraph run … --dry-run`: the runs that are left, and the calls, tokens and dollars that they would take, without a call.
 
-The numbers come from the method's drawing: a node that asks the model and lies on the way from step to step asks once a step, any other
-once an episode. Of a method that learns before it plays they come from its settings, stage by stage.
+The numbers are those of the episodes that the folder holds, or of a rehearsal (rehearsal.py). Of a method that learns before it plays they
+come from its settings, stage by stage.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...memory.display import markdown_table
 from ...memory.errors import UserError, plural
 from ...memory.records import Usage
-from ..arms import Arm, blueprint
-from ..wiring.arrows import closure
-from ..wiring.flow import drawn_edges
-from ..wiring.picture import describe_node
+from ..arms import Arm
 from .costs import CACHE, ledger_usage, row_usage
 from .folder import Sweep, check_settings, growing_record, run_stem
 from .harness import unfinished_runs
 from .options import RunOptions
 from .progress import show
 from .recorded import read_rows
-from .run_inputs import asks_model, loads_model, shared_environment
+from .rehearsal import extrapolate, mean_usage, rehearse
+from .run_inputs import loads_model, shared_environment
 from .training_free.options import ROLLOUT_STAGES, LearningOptions
 
 __all__ = ["CostEstimate", "dry_run", "forecast"]
 
 TYPICAL_TOKENS: Mapping[str, tuple[float, float]] = {
-    "play": (1_200, 250),
     "rollout": (1_500, 600),
     "summarise": (4_000, 500),
     "contrast": (4_000, 700),
@@ -50,8 +48,6 @@ CALLS_WITH_TOOLS = 6
 """Calls of a rollout with tools. The paper's agents called 5.9 tools on the problems they learned from."""
 SHARE_COMPARED = 0.5
 """Assumed share of groups whose rewards differ. The public log of a run shows 0.31."""
-SHARE_OF_HORIZON = 0.5
-"""Assumed share of the horizon that an episode takes, where none was measured."""
 
 
 @dataclass(frozen=True)
@@ -105,14 +101,12 @@ def dry_run(planned: Sequence[Sweep], notes: Sequence[str], folder: Path, *, as_
     return 2 if problems and not is_alone else 0
 
 
-def forecast(planned: Sequence[Sweep], folder: Path) -> str:
-    """Say in a line what the runs that are left would take, and what cannot be played."""
-    costs, _, problems = _costs_left(planned, folder)
-    calls, read, written = (sum(astuple(one.estimate)[n] for one in costs) for n in (1, 2, 3))
-    paid = [one.estimate.dollars for one in costs if one.sweep.options.has_prices]
-    dollars = f", ${sum(paid):,.2f}" if paid else ""
-    runs = plural(sum(one.runs for one in costs), "run")
-    return "\n".join([f"{runs} left: about {calls:,} calls, {read:,} tokens read, {written:,} written{dollars}", *problems])
+def forecast(planned: Sequence[Sweep]) -> str:
+    """Say how many runs are left, and what cannot be played here."""
+    left = sum(len(batch) for one in planned for batch in unfinished_runs(one)[0])
+    return "\n".join(
+        [f"{plural(left, 'run')} left", *(line for one in planned for line in _missing_here(one) + _missing_key(one))]
+    )
 
 
 def _costs_left(planned: Sequence[Sweep], folder: Path) -> tuple[list[LeftCosts], list[CostEstimate], list[str]]:
@@ -122,8 +116,12 @@ def _costs_left(planned: Sequence[Sweep], folder: Path) -> tuple[list[LeftCosts]
         try:
             if one.folder.exists():
                 check_settings(one.folder, growing_record(one))
-            estimates = {name: _estimate(one, arm) for name, arm in one.arms.items()}
-            problems += _missing_here(one)
+            problems += _missing_key(one)
+            if missing := _missing_here(one):
+                problems += missing
+                continue
+            arms = [batch[0].arm for batch in one.batches()]
+            estimates = {arm.name: _estimate(one, arm) for arm in arms}
         except UserError as error:
             if one.folder == folder:
                 raise
@@ -144,13 +142,23 @@ def _costs_left(planned: Sequence[Sweep], folder: Path) -> tuple[list[LeftCosts]
 
 
 def _missing_here(sweep: Sweep) -> list[str]:
-    """A line on what a world lacks on this machine, whose costs are known all the same where a table states its horizon."""
+    """A line on what a world lacks on this machine: a package, its data, or as many tasks as there are seeds."""
+    options = sweep.options
     try:
-        if not isinstance(sweep.options, LearningOptions):
-            shared_environment(sweep.options.env, sweep.options.horizon)
+        world = shared_environment(options.env, options.horizon)
+        for seed in (min(sweep.seeds), max(sweep.seeds)) if not isinstance(options, LearningOptions) else ():
+            world.task(seed, options.split)
     except UserError as error:
         return [f"{sweep.name}: cannot be played here: {error}"]
     return []
+
+
+def _missing_key(sweep: Sweep) -> list[str]:
+    """A line if the model has neither a key nor a server of its own here."""
+    known = (sweep.options.base_url, *map(os.environ.get, ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_API_BASE")))
+    if not sweep.options.model.startswith("openai:") or any(known):
+        return []
+    return [f"{sweep.name}: cannot be played here: set OPENAI_API_KEY, or OPENAI_BASE_URL for a server that needs no key"]
 
 
 def _budget_notes(costs: Sequence[LeftCosts]) -> list[str]:
@@ -174,13 +182,8 @@ def _assumptions(sweep: Sweep, estimates: Sequence[CostEstimate]) -> list[str]:
             f"nothing (in truth they share what is the same){measured}"
         ]
     known = ", ".join(f"{one.method} ({one.measured} episodes)" for one in estimates if one.measured)
-    read, written = TYPICAL_TOKENS["play"]
-    others = (
-        f"an episode takes {SHARE_OF_HORIZON:.0%} of its horizon of {_horizon(sweep.options)} steps, and a call reads {read:,} tokens "
-        f"and writes {written}"
-    )
-    measured = f"steps and tokens as measured in this folder for {known}; else " if known else ""
-    return [f"assumed: {measured}{others}"]
+    rehearsed = "as rehearsed by a stand-in, which knows every other step of a solution and writes 120 tokens before it answers"
+    return [f"assumed: {f'as measured in this folder for {known}; else ' * bool(known)}{rehearsed}"]
 
 
 def _estimate(sweep: Sweep, arm: Arm) -> CostEstimate:
@@ -193,17 +196,18 @@ def _estimate(sweep: Sweep, arm: Arm) -> CostEstimate:
         return CostEstimate(arm.name, total.calls, total.input_tokens, total.output_tokens, dollars, stages=stages)
     if not loads_model(arm, options):
         return CostEstimate(arm.name)
-    episodes = options.episodes * len(sweep.seeds)
     paths = [sweep.folder / f"{run_stem(arm.name)}-s{seed}" / "episodes.jsonl" for seed in sweep.seeds]  # those that are there
     rows = [row for path in paths if path.exists() for row in read_rows(path) if row.get("calls")]
+    if not rows and not options.model.startswith("openai:"):  # a model in this process costs nothing
+        return CostEstimate(arm.name)
     if rows:
-        paid, share = sum(map(row_usage, rows), Usage()), episodes / len(rows)
-        calls, read, written = (round(share * one) for one in (paid.calls, paid.input_tokens, paid.output_tokens))
+        numbers = range(1 + max(row["episode"] for row in rows))
+        known = [[row_usage(row) for row in rows if row["episode"] == n] for n in numbers]
+        found = extrapolate([mean_usage(one) for one in known if one], options.episodes)
     else:
-        by_step, by_episode = _asking_nodes(arm, options)
-        calls = (by_step * max(1, math.ceil(_horizon(options) * SHARE_OF_HORIZON)) + by_episode) * episodes
-        each = TYPICAL_TOKENS["play"] if options.model.startswith("openai:") else SCORED_TOKENS
-        read, written = (calls * round(tokens) for tokens in each)
+        found = rehearse([sweep.job(arm.name, seed) for seed in sweep.seeds])
+    paid, seeds = sum(found, Usage()), len(sweep.seeds)
+    calls, read, written = (seeds * one for one in (paid.calls, paid.input_tokens, paid.output_tokens))
     return CostEstimate(arm.name, calls, read, written, options.prices.cost(Usage(calls, read, written)), len(rows))
 
 
@@ -259,20 +263,3 @@ def stage_calls(options: LearningOptions, s: Any) -> dict[str, float]:
         "trial": 2 * steps * s.held_out * s.trial.rollouts * turns * (s.acceptance != "always"),
         "test": test * (1 + (steps - 1) * options.curve),
     }
-
-
-# A method that learns while it plays
-
-
-def _asking_nodes(arm: Arm, options: RunOptions) -> tuple[int, int]:
-    """The nodes of a method that ask the model: those on the way from step to step, and the others with the judges."""
-    graph = blueprint(arm.name, arm.settings)
-    arrows = [(edge.source, edge.target) for edge in drawn_edges(graph)]
-    specs = graph.builder.nodes
-    after = {node: set[str]().union(*(closure(to, arrows) for source, to in arrows if source == node)) for node in specs}
-    asking = {node for node, spec in specs.items() if describe_node(node, spec.runnable)["role"] == "model"}
-    loop = {node for node in specs if node in after[node]}
-    if "act" in specs:  # another loop, such as one over a bank, is no way from step to step
-        loop = {node for node in loop if "act" in after[node]} & after["act"]
-    judges = sum(asks_model(judge) for judge in options.judge.split("+"))
-    return len(asking & loop), len(asking - loop) + judges

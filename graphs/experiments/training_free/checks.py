@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from ....memory.errors import CommandError, UserError
+from ...wiring.inputs import DEFAULT_WINDOW
 from ..folder import Sweep
 from ..progress import say
+from ..rehearsal import StandIn
 from ..run_inputs import shared_environment, shared_model
 from .options import LearningOptions, learning_arms, problem_split
 from .play import LearningJob, shared_toolbox
@@ -85,35 +86,14 @@ class _JobWithoutModel(LearningJob):
     def model(self, spec: str, base_url: str | None, stage: str, temperature: float | None) -> Any:
         from ....nodes.cached_model import CachedChatModel
 
-        return CachedChatModel(_absent_model(scores=not spec.startswith("openai:")), spec, self.cache, stage)
+        absent = StandIn(world=None) if spec.startswith("openai:") else _AbsentScorer(world=None)
+        return CachedChatModel(absent, spec, self.cache, stage)
 
 
-@lru_cache(maxsize=2)
-def _absent_model(scores: bool) -> Any:
-    """A model that graphs can be built with, and that raises when it is asked."""
-    from langchain_core.language_models import BaseChatModel
+class _AbsentScorer(StandIn):
+    """A model whose actions are scored, and that is never asked."""
 
-    from ....nodes.ask import estimate_tokens
-    from ...wiring.inputs import DEFAULT_WINDOW
+    window: ClassVar[int | None] = DEFAULT_WINDOW
 
-    class AbsentModel(BaseChatModel):
-        @property
-        def _llm_type(self) -> str:
-            return "absent"
-
-        def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
-            return self
-
-        def get_num_tokens(self, text: str) -> int:
-            return estimate_tokens(text)
-
-        def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
-            raise AssertionError("a model was asked before all arms were checked")
-
-    class AbsentScoringModel(AbsentModel):
-        window: int = DEFAULT_WINDOW
-
-        def score(self, messages: Any, options: Any) -> list[float]:
-            raise AssertionError("a model was asked before all arms were checked")
-
-    return AbsentScoringModel() if scores else AbsentModel()
+    def score(self, messages: Any, options: Any) -> list[float]:
+        raise AssertionError("a model was asked before all arms were checked")

@@ -162,7 +162,7 @@ def test_a_file_of_several_tables_plays_the_one_that_is_named(here: Path, capsys
     assert bench(file, "--only", "table2") == 0
     said = capsys.readouterr()
     assert "paper.toml, table2 needs a server that is not here\n" in said.err
-    assert "paper.toml, table2: 1 run left: about 0 calls, 0 tokens read, 0 written\n" in said.err
+    assert "paper.toml, table2: 1 run left\n" in said.err
     (row,) = results("runs/bench-paper-table2")
     assert (row["method"], row["episodes"]) == ("random", 1)
     assert "learngraph run paper.toml --only table2\n" in said.out
@@ -564,4 +564,4 @@ def test_a_dry_run_plays_nothing(here: Path, capsys: pytest.CaptureFixture[str])
     assert not Path("runs").exists()
     assert bench("tiny.toml", "--dry-run", "--price-in", "2") == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if "static" in line)
-    assert "|    18 |       3,600 |              0 |    0.01 |" in line  # 18 calls of 200 tokens, at $ 2 per million
+    assert "|     0 |           0 |              0 |    0.00 |" in line  # a model in this process costs nothing
