@@ -103,6 +103,12 @@ async def test_a_method_is_walked_with_the_keyboard_alone(tmp_path: Path, monkey
             for node in ("propose", "augment", "advise", "modulate", "choose", "act"):
                 await press(opened, "s")
                 await until(opened, f"{LIT} === {node!r}")
+            size = {"deviceScaleFactor": 1, "mobile": False}
+            await opened.ask("Emulation.setDeviceMetricsOverride", width=700, height=400, **size)
+            places = "['.box.lit', '.picture'].map((one) => document.querySelector('.run ' + one).getBoundingClientRect())"
+            inside = f"(() => {{ const [box, all] = {places}; return all.height < 400 && box.top >= all.top && box.bottom <= all.bottom; }})()"
+            await until(opened, inside)  # a tall picture is scrolled to the present node
+            await opened.ask("Emulation.setDeviceMetricsOverride", width=1240, height=900, **size)
             assert await opened.run("document.querySelectorAll('table.bars tbody tr').length > 1")
             assert await opened.run("document.querySelectorAll('table.bars tr.chosen').length === 1")
             assert await opened.run("[...document.querySelectorAll('.count')].map((one) => one.textContent).includes('2×')")

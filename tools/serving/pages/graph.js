@@ -58,6 +58,11 @@ export function GraphPicture({ graph, lit = [], passes = null, pick = null, stal
   const own = useMemo(() => arrange(graph, graph.direction ?? "LR"), [graph]);
   const narrow = width > 0 && LEAST * own.width > width && !["TB", "TD", "BT"].includes(graph.direction);
   const placed = useMemo(() => (narrow ? arrange(graph, "TB") : own), [own, narrow]), [id] = useState(() => `arrow${(pictures += 1)}`);
+  useEffect(() => {  // the present node stays in sight of a picture that is scrolled
+    const box = pane.current.querySelector(".box.lit, .end.lit")?.getBoundingClientRect(), all = pane.current.getBoundingClientRect();
+    if (box && (box.top < all.top || box.bottom > all.bottom)) pane.current.scrollTop += box.top - all.top - all.height / 2;
+    if (box && (box.left < all.left || box.right > all.right)) pane.current.scrollLeft += box.left - all.left - all.width / 2;
+  }, [lit.join(), placed]);
   const [at, setAt] = useState(0), boxes = useRef([]);
   const counts = new Map((passes ?? []).map(([source, target, count]) => [`${source}\n${target}`, count]));
   const [drag, setDrag] = useState(null), image = useRef(null);
