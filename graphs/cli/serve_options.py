@@ -93,7 +93,7 @@ class ServeOptions:
     open_metrics: bool = False
     """/metrics needs no key."""
     livez_port: int | None = None
-    """A port on which a thread of its own says that the server is alive, however busy it is; 503 once it has hung for 30 s."""
+    """A port on which a process of its own says that the server is alive, however busy it is; 503 once it has hung for 30 s."""
     learner: str = "process"
     """The learner's place: `process`, another process at low priority; `inline`, this one, in turns with the replies; `ray` or
     `ray://HOST:PORT`, an actor on a Ray cluster, with a GPU if --device is not `cpu`; `off`."""

@@ -47,7 +47,7 @@ from ...memory.telemetry import take_over_trace
 from .backend import ChatBackend
 from .connections import available_connections, limited_protocol
 from .endpoints import ChatApi, error_response, json_response
-from .liveness import liveness_thread
+from .liveness import liveness_process
 from .metrics import ServerMetrics
 from .openai_wire import ApiError, ChatBody, TextBody
 from .page_files import page_response
@@ -377,13 +377,13 @@ async def serve(
         grace: seconds that replies under way have to end.
         max_connections: connections at once, or as many as the process may open; those without a request make room for others.
         header_seconds: longest time for a request's headers.
-        livez_port: a thread answers there, too, that the server is alive (liveness.py); None: on no other port.
+        livez_port: a process answers there, too, that the server is alive (liveness.py); None: on no other port.
 
     Raises:
         UserError: the server cannot listen on this address.
     """
     listening = _listen(host, port)
-    probes = nullcontext() if livez_port is None else liveness_thread(_listen(host, livez_port))
+    probes = nullcontext() if livez_port is None else liveness_process(_listen(host, livez_port))
     settings = uvicorn.Config(
         application,
         log_level="warning",

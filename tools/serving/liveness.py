@@ -1,17 +1,21 @@
-"""A sign of life from a thread of its own, on a port of its own: no stream and no queue of requests is in front of it.
+"""A sign of life from a process of its own, on a port of its own: no stream, no queue of requests and no thread is in front of it.
 
-The server's event loop notes each second that it runs. A request gets 200 while that note is fresh, and 503 once it is old: a loop
-that is busy is alive, one that hangs is not.
+The server's event loop notes each second that it runs, by a byte to that process. A request gets 200 while that note is fresh, and 503
+once it is old: a loop that is busy is alive, one that hangs is not. The process runs this file, loads nothing else of ours, and ends with
+the server, however that ends.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 __all__ = []
@@ -23,24 +27,55 @@ REQUEST_SECONDS = 5.0
 
 
 @contextmanager
-def liveness_thread(listening: socket.socket, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
-    """Have a thread answer every GET on a bound socket while the event loop that runs now goes on; `clock` counts in seconds.
+def liveness_process(listening: socket.socket, hang_seconds: float = HANG_SECONDS) -> Iterator[None]:
+    """Have a process answer every GET on a listening socket while the event loop that runs now goes on.
 
     The socket is closed at the end.
     """
-    noted = clock()
+    command = [sys.executable, "-I", "-S", __file__, str(listening.fileno()), str(hang_seconds)]
+
+    def start() -> subprocess.Popen[bytes]:
+        # A session of its own: Ctrl-C is for the server.
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, bufsize=0, pass_fds=[listening.fileno()], start_new_session=True
+        )
+
+    process = start()
 
     async def note() -> None:
-        nonlocal noted
+        nonlocal process
         while True:
-            noted = clock()
+            if process.poll() is not None:
+                process = start()
+            with suppress(OSError):
+                process.stdin.write(b".")  # type: ignore[union-attr]  # a pipe
             await asyncio.sleep(1.0)
+
+    notes = asyncio.create_task(note())
+    try:
+        yield
+    finally:
+        notes.cancel()
+        process.kill()
+        process.communicate()
+        listening.close()
+
+
+def answer_probes(listening: socket.socket, hang_seconds: float) -> None:
+    """Answer until the standard input, which has the notes, ends."""
+    noted = time.monotonic()
+
+    def read_notes() -> None:
+        nonlocal noted
+        while os.read(0, 1024):
+            noted = time.monotonic()
+        os._exit(0)
 
     class _Probe(BaseHTTPRequestHandler):
         timeout = REQUEST_SECONDS
 
         def do_GET(self) -> None:
-            is_alive = clock() - noted < HANG_SECONDS
+            is_alive = time.monotonic() - noted < hang_seconds
             body = b'{"status":"alive"}' if is_alive else b'{"status":"hangs"}'
             self.send_response(200 if is_alive else 503)
             self.send_header("content-type", "application/json")
@@ -51,17 +86,12 @@ def liveness_thread(listening: socket.socket, clock: Callable[[], float] = time.
         def log_message(self, format: str, *values: object) -> None:
             """Say nothing: an orchestrator asks every second."""
 
-    server = ThreadingHTTPServer(listening.getsockname()[:2], _Probe, bind_and_activate=False)
+    threading.Thread(target=read_notes, daemon=True).start()
+    server = ThreadingHTTPServer(("", 0), _Probe, bind_and_activate=False)
     server.socket.close()
     server.socket = listening
-    server.server_activate()
-    thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="livez", daemon=True)
-    thread.start()
-    notes = asyncio.create_task(note())
-    try:
-        yield
-    finally:
-        notes.cancel()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    answer_probes(socket.socket(fileno=int(sys.argv[1])), float(sys.argv[2]))
