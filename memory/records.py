@@ -728,8 +728,6 @@ class Correction:
     """Standard errors by which like replies have like rewards; None: it was not measured, and all rewards teach as they were given."""
     advantages: tuple[tuple[str, float], ...] = ()
     """(id, advantage of the reward as those of like replies confirm it) of the replies whose rewards teach, where evidence was measured."""
-    doubted: tuple[str, ...] = ()
-    """Ids of the exchanges whose words contradict their reward: the words alone teach."""
     max_kl: float = math.inf
     """Largest KL(pi || base) per token that the step may end with on these exchanges, in nats."""
     min_entropy_share: float = 0.0

@@ -267,6 +267,7 @@ def test_rewards_that_go_with_what_was_said_stand_out_from_chance() -> None:
     assert (sure.share(4), mixed.share(4)) == (pytest.approx(1 - (4 / sure.standard_errors) ** 2), 0.0)
     few = losses.weigh_rewards(scores, torch.tensor([1.0] * 10 + [-1.0] * 2))
     assert few.standard_errors == 0.0  # two thumbs down are no rule
+    assert [losses.can_tell_apart([1.0] * 10 + [-1.0] * bad) for bad in (2, 3)] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -288,6 +289,16 @@ def test_a_reply_is_rewritten_only_where_the_words_change_it(said: str, teacher:
     for likeliest, moved, *learned in teacher:
         new.add(likeliest, moved, *(learned or [-1]))
     assert (" ".join(map(str, new.written)), new.is_over, new.has_changed) == (written, True, written != said)
+
+
+def test_one_reading_of_a_reply_serves_up_to_its_next_change() -> None:
+    """The teacher would say 4 5 3 0, and the words move it at the third token alone."""
+    new, places = Rewriting([4, 5, 6, 0], {0}), torch.eye(10).clamp(min=1e-9)
+    teacher, wordless = places[[4, 5, 3, 0, 0]].log(), places[[4, 5, 6, 0, 0]].log()
+    new.go_on((4, 5, 6, 0, 0), teacher, wordless, wordless, 32)
+    assert (new.written, new.is_over) == ([4, 5, 3], False)  # what was read behind it was read behind a 6
+    new.go_on((4, 5, 3, 6, 0, 0), places[[4, 5, 3, 0, 0, 0]].log(), places[[4, 5, 3, 0, 0, 0]].log(), wordless, 32)
+    assert (new.written, new.is_over) == ([4, 5, 3, 0], True)
 
 
 def test_a_slip_is_where_the_learner_clings_least_to_what_was_said() -> None:

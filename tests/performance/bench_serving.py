@@ -176,7 +176,8 @@ async def wait_for_newer_version(url: str, key: str, model: str, times: int) -> 
 
         for number in range(times + 12):
             id, version = await chat()
-            told = {"response_id": id, "reward": -1, "text": "broke end : end with raft ."}
+            word = ("raft", "opal", "umber")[number % 3]  # another wish each time: what is learned already makes no version
+            told = {"response_id": id, "reward": -1, "text": f"broke end : end with {word} ."}
             began = time.perf_counter()
             async with client.post("/v1/feedback", json=told):
                 pass

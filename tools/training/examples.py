@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from string import Template
 from typing import Any
 
@@ -22,6 +22,9 @@ from ..local.model import LocalChatModel
 from .lora import Example, TrainingSample
 
 __all__ = ["ExampleReader"]
+
+MAX_PROMPTS = 256
+"""Prompts of the teacher that stay rendered."""
 
 
 def hindsight_block(template: str, feedback: str = "", solution: str = "", reply: str = "", verdict: str = "") -> str:
@@ -62,6 +65,8 @@ class ExampleReader:
     """The hindsight template, see `hindsight_block`."""
     vocabulary: int
     """Number of token ids that the model has embeddings for."""
+    _prompts: dict[tuple[str, tuple[int, ...], str], tuple[int, ...]] = field(default_factory=dict, repr=False)
+    """(exchange id, prompt as served, hindsight block) -> the teacher's prompt: the newest `MAX_PROMPTS`."""
 
     @property
     def ends(self) -> frozenset[int]:
@@ -178,8 +183,13 @@ class ExampleReader:
         if not (text.strip() or solution or verdict or (self.objective.teacher.prompts == "paper" and reward is not None)):
             return None
         block = hindsight_block(self.template, text, solution, _visible_reply(exchange), verdict)
-        rendered = _prompt_ids(self.model, exchange.request)
-        prompt = _add_block(example.prompt, rendered, _prompt_ids(self.model, _append_hindsight(exchange.request, block)))
+        key = (exchange.id, example.prompt, block)
+        if (prompt := self._prompts.get(key)) is None:  # a witness is read at each of many steps
+            rendered = _prompt_ids(self.model, exchange.request)
+            prompt = _add_block(example.prompt, rendered, _prompt_ids(self.model, _append_hindsight(exchange.request, block)))
+            self._prompts[key] = prompt
+            if len(self._prompts) > MAX_PROMPTS:
+                del self._prompts[next(iter(self._prompts))]
         size = len(prompt) + len(example.reply)
         if size > self.model.window:
             raise WindowError(

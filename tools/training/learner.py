@@ -40,6 +40,7 @@ from .examples import ExampleReader, hindsight_block
 from .lora import (
     Example,
     OptimizerStepResult,
+    ReplyLogprobs,
     Rewriting,
     TrainingSample,
     attach_lora,
@@ -52,7 +53,7 @@ from .lora import (
     reply_logprobs,
     rewrite_replies,
 )
-from .losses import RewardMoments, compute_advantages, ema, measure_staleness, weigh_rewards
+from .losses import RewardMoments, can_tell_apart, compute_advantages, ema, measure_staleness, weigh_rewards
 from .version_files import OPTIMIZER_FILE, VersionError, VersionFiles, VersionState
 
 __all__ = ["EngineLearner", "InProcessLearner", "LoRATrainer"]
@@ -133,30 +134,35 @@ class LoRATrainer:
         if not samples:
             return Correction((), tuple(dropped.items()))
         copy_tensors(self._live, state.tensors)
-        old = [one.logprobs for one in reply_logprobs(self._network, [sample.example for sample in samples])]
+        weighs = self._objective.weighs_rewards and bool(batch.witnesses)
+        drawn = [*self._reader.samples(replace(batch, exchanges=batch.witnesses))[0], *samples] if weighs else samples
+        known = {one.id: one for one in drawn}
+        read = reply_logprobs(self._network, [one.example for one in known.values()], with_scores=weighs)
+        readings = dict(zip(known, read, strict=True))
+        old = [readings[sample.id].logprobs for sample in samples]
         behaviour = [
             now if sample.behaviour_logprobs is None else sample.behaviour_logprobs
             for sample, now in zip(samples, old, strict=True)
         ]
         found = measure_staleness([sample.id for sample in samples], old, behaviour, self._objective, dropped)
-        return (
-            self._weigh_rewards(batch, samples, found, state) if batch.witnesses and self._objective.weighs_rewards else found
-        )
+        rewarded = [one for one in known.values() if one.reward is not None]
+        return self._weigh_rewards(samples, rewarded, readings, found, state) if weighs and rewarded else found
 
     def _weigh_rewards(
-        self, batch: Minibatch, samples: Sequence[TrainingSample], correction: Correction, state: VersionState
+        self,
+        samples: Sequence[TrainingSample],
+        known: Sequence[TrainingSample],
+        readings: Mapping[str, ReplyLogprobs],
+        correction: Correction,
+        state: VersionState,
     ) -> Correction:
-        """The correction with what the rewards of the minibatch are worth, by those of its witnesses.
+        """The correction with what the rewards of the minibatch are worth, by all known ones: with its own those of its witnesses.
 
         A reward that the words beside it contradict says nothing: where the teacher, having read the words, would say a praised reply
         less, or otherwise, or a blamed one more.
         """
-        drawn = [*self._reader.samples(replace(batch, exchanges=batch.witnesses))[0], *samples]
-        known = list({one.id: one for one in drawn if one.reward is not None}.values())
-        if not known:
-            return correction
-        readings = reply_logprobs(self._network, [one.example for one in known], with_scores=True)
-        worded = [n for n, one in enumerate(known) if one.hindsight is not None]
+        believed = list(range(len(known))) if can_tell_apart([one.reward or 0.0 for one in known]) else []
+        worded = [n for n in believed if known[n].hindsight is not None]
         with self._with_tensors(
             state.teacher
         ):  # the learner has learned to say what the words ask for, and is not moved by them
@@ -169,14 +175,14 @@ class LoRATrainer:
         praised = [known[n] for n in worded if (known[n].reward or 0.0) > 0]
         if praised and self._objective.rewrites:
             doubted |= {one.id for one, new in zip(praised, self._written_anew(praised, state), strict=True) if new.has_changed}
-        believed = [n for n, one in enumerate(known) if one.id not in doubted]
+        believed = [n for n in believed if known[n].id not in doubted]
         if 2 * len(doubted) > max(
             len(worded), CONTRADICTIONS
         ):  # who contradicts his words gives thumbs without words no better
             believed = []
         own, advantages, errors, share = {one.id for one in samples}, dict[str, float](), 0.0, 0.0
         if len(believed) > 1:
-            scores = torch.stack([score for n in believed if (score := readings[n].score) is not None])  # (n, hidden)
+            scores = torch.stack([score for n in believed if (score := readings[known[n].id].score) is not None])  # (n, hidden)
             rewards = torch.tensor([known[n].reward or 0.0 for n in believed], dtype=torch.float32)  # (n,)
             evidence = weigh_rewards(scores, rewards)
             errors, share = evidence.standard_errors, evidence.share(self._objective.policy.min_evidence)
@@ -197,7 +203,6 @@ class LoRATrainer:
             scale=correction.scale * (sum(steps) / len(steps) if steps else 1.0),
             advantages=tuple(sorted(advantages.items())),
             evidence=errors,
-            doubted=tuple(sorted(doubted & own)),
         )
 
     def step(self, folder: Path | None, batch: Minibatch, correction: Correction, out: Path) -> tuple[Update, dict[str, Any]]:

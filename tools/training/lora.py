@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -191,8 +192,14 @@ def pack_by_length(sizes: Sequence[int], max_tokens: int, overhead_tokens: float
 def _pass_overhead_tokens(network: Any) -> float:
     """The fixed cost of a pass, in tokens. On a CPU about 3e8 / weights, estimated from models of 1 and 23 million weights (13 tokens
     there); on other devices so large that passes are filled up."""
-    weights = sum(weight.numel() for weight in network.parameters())
-    return 3e8 / weights if network.device.type == "cpu" else 1e9
+    if network.device.type != "cpu":
+        return 1e9
+    if network not in _OVERHEADS:  # to count them takes a tenth of a step of a small model
+        _OVERHEADS[network] = 3e8 / sum(weight.numel() for weight in network.parameters())
+    return _OVERHEADS[network]
+
+
+_OVERHEADS = WeakKeyDictionary[Any, float]()
 
 
 @dataclass(frozen=True)
@@ -467,6 +474,20 @@ class Rewriting:
             self.written.append(rest[0])
             self.place += 1
 
+    def go_on(self, draft: Sequence[int], teacher: Tensor, wordless: Tensor, learner: Tensor, most: int) -> None:
+        """Write on while what is written is a draft's beginning, up to `most` tokens.
+
+        Args:
+            draft: T tokens, the first ones those that are written.
+            teacher, wordless, learner: (T, V), log-probabilities q, q0 and pi before each of its tokens.
+        """
+        moved = ((teacher.exp() - wordless.exp()).abs().sum(-1) / 2).tolist()  # (T,)
+        likeliest, learned = teacher.argmax(-1).tolist(), learner.argmax(-1).tolist()  # (T,)
+        at = len(self.written)
+        while at < min(len(draft), most) and not self.is_over and (at == 0 or self.written[-1] == draft[at - 1]):
+            self.add(likeliest[at], moved[at], learned[at])
+            at += 1
+
 
 def find_slip(said: Tensor, teacher: Tensor, wordless: Tensor, learner: Tensor, is_blamed: bool) -> int:
     """Place of the token that the reply should not have had by what the teacher knows without the words, too; -1: there is none.
@@ -517,20 +538,21 @@ def rewrite_replies(
         own = [one.float().log_softmax(-1) for one in _forward_pass(network, plain)[0]]
         return zip(taught[: len(told)], taught[len(told) :], own, strict=True)
 
-    found = [Rewriting(sample.example.reply, ends) for sample in samples]
+    found, most, is_first = [Rewriting(sample.example.reply, ends) for sample in samples], objective.teacher.rewrites, True
     with torch.no_grad():
-        for sample, new, (q, plain, own) in zip(
-            samples, found, read([(one, one.example.reply) for one in samples]), strict=True
-        ):
-            new.slip = find_slip(torch.tensor(new.said, device=own.device), q, plain, own, sample.id in blamed)
-        for _ in range(objective.teacher.rewrites):
-            begun = [(sample, new) for sample, new in zip(samples, found, strict=True) if not new.is_over]
-            if not begun:
-                break
-            # The token behind the end stands for the one that is to come; it is not read.
-            for (_, new), (q, plain, own) in zip(begun, read([(one, (*new.written, 0)) for one, new in begun]), strict=True):
-                moved = float((q[-1].exp() - plain[-1].exp()).abs().sum()) / 2
-                new.add(int(q[-1].argmax()), moved, int(own[-1].argmax()))
+        while begun := [
+            (one, new) for one, new in zip(samples, found, strict=True) if not new.is_over and len(new.written) < most
+        ]:
+            # Each is read whole, with the rest of the old reply: up to its next change, that is as it will be written. A token behind the
+            # end stands for the one that is to come; it is not read.
+            drafts = [(*new.written, *new.said[new.place :], 0) for _, new in begun]
+            chats = [(one, draft) for (one, _), draft in zip(begun, drafts, strict=True)]
+            for (one, new), draft, rows in zip(begun, drafts, read(chats), strict=True):
+                if is_first:
+                    said, (q, plain, own) = torch.tensor(new.said, device=rows[0].device), (each[:-1] for each in rows)
+                    new.slip = find_slip(said, q, plain, own, one.id in blamed)
+                new.go_on(draft, *rows, most)
+            is_first = False
     return found
 
 
