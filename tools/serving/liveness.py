@@ -33,23 +33,16 @@ def liveness_process(listening: socket.socket, hang_seconds: float = HANG_SECOND
     The socket is closed at the end.
     """
     command = [sys.executable, "-I", "-S", __file__, str(listening.fileno()), str(hang_seconds)]
-
-    def start() -> subprocess.Popen[bytes]:
-        # A session of its own: Ctrl-C is for the server.
-        return subprocess.Popen(
-            command, stdin=subprocess.PIPE, bufsize=0, pass_fds=[listening.fileno()], start_new_session=True
-        )
-
-    process = start()
+    # A session of its own: Ctrl-C is for the server.
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listening.fileno()], start_new_session=True)
+    assert process.stdin is not None
+    pipe = process.stdin.fileno()
 
     async def note() -> None:
-        nonlocal process
-        while True:
-            if process.poll() is not None:
-                process = start()
-            with suppress(OSError):
-                process.stdin.write(b".")  # type: ignore[union-attr]  # a pipe
-            await asyncio.sleep(1.0)
+        with suppress(BrokenPipeError):  # it was killed: nobody answers, and an orchestrator starts the server again
+            while True:
+                os.write(pipe, b".")
+                await asyncio.sleep(1.0)
 
     notes = asyncio.create_task(note())
     try:

@@ -194,12 +194,12 @@ def _pass_overhead_tokens(network: Any) -> float:
     there); on other devices so large that passes are filled up."""
     if network.device.type != "cpu":
         return 1e9
-    if network not in _OVERHEADS:  # to count them takes a tenth of a step of a small model
-        _OVERHEADS[network] = 3e8 / sum(weight.numel() for weight in network.parameters())
-    return _OVERHEADS[network]
+    return _OVERHEADS.get(network) or _OVERHEADS.setdefault(
+        network, 3e8 / sum(weight.numel() for weight in network.parameters())
+    )
 
 
-_OVERHEADS = WeakKeyDictionary[Any, float]()
+_OVERHEADS = WeakKeyDictionary[Any, float]()  # to count them each time takes a tenth of a step of a small model
 
 
 @dataclass(frozen=True)
@@ -475,12 +475,7 @@ class Rewriting:
             self.place += 1
 
     def go_on(self, draft: Sequence[int], teacher: Tensor, wordless: Tensor, learner: Tensor, most: int) -> None:
-        """Write on while what is written is a draft's beginning, up to `most` tokens.
-
-        Args:
-            draft: T tokens, the first ones those that are written.
-            teacher, wordless, learner: (T, V), log-probabilities q, q0 and pi before each of its tokens.
-        """
+        """Write on, up to `most` tokens, while what is written is the beginning of a draft of T tokens; (T, V): log q, log q0 and log pi."""
         moved = ((teacher.exp() - wordless.exp()).abs().sum(-1) / 2).tolist()  # (T,)
         likeliest, learned = teacher.argmax(-1).tolist(), learner.argmax(-1).tolist()  # (T,)
         at = len(self.written)
