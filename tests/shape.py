@@ -47,9 +47,9 @@ ROOMS: Mapping[str, int] = {
     "tools/models": 1_000,
     "tools/notebook": 950,
     "tools/pocket": 350,
-    "tools/serving": 3_450,
+    "tools/serving": 3_470,
     "tools/traces": 750,
-    "tools/training": 3_700,
+    "tools/training": 3_740,
 }
 """Most lines of each room; the files at the top of a folder are a room, too."""
 ARROWS_UP = 2
