@@ -20,23 +20,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 __all__ = []
 
-HANG_SECONDS = 30.0
-"""Time without a sign of the event loop after which it counts as hanging."""
-REQUEST_SECONDS = 5.0
-"""Longest time for a request's headers."""
-
 
 @contextmanager
-def liveness_process(listening: socket.socket, hang_seconds: float = HANG_SECONDS) -> Iterator[None]:
-    """Have a process answer every GET on a listening socket while the event loop that runs now goes on.
-
-    The socket is closed at the end.
-    """
+def liveness_process(listening: socket.socket, hang_seconds: float = 30.0) -> Iterator[None]:
+    """Have a process answer every GET on a listening socket, which is closed at the end, while the event loop that runs now goes on."""
     command = [sys.executable, "-I", "-S", __file__, str(listening.fileno()), str(hang_seconds)]
     # A session of its own: Ctrl-C is for the server.
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listening.fileno()], start_new_session=True)
-    assert process.stdin is not None
-    pipe = process.stdin.fileno()
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, pass_fds=[listening.fileno()], start_new_session=True
+    )
+    pipe = process.stdin.fileno()  # type: ignore[union-attr]
 
     async def note() -> None:
         with suppress(BrokenPipeError):  # it was killed: nobody answers, and an orchestrator starts the server again
@@ -65,19 +58,14 @@ def answer_probes(listening: socket.socket, hang_seconds: float) -> None:
         os._exit(0)
 
     class _Probe(BaseHTTPRequestHandler):
-        timeout = REQUEST_SECONDS
+        timeout = 5.0  # longest time for a request's headers, in seconds
 
         def do_GET(self) -> None:
-            is_alive = time.monotonic() - noted < hang_seconds
-            body = b'{"status":"alive"}' if is_alive else b'{"status":"hangs"}'
-            self.send_response(200 if is_alive else 503)
+            status, word = (200, "alive") if time.monotonic() - noted < hang_seconds else (503, "hangs")
+            self.send_response(status)
             self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *values: object) -> None:
-            """Say nothing: an orchestrator asks every second."""
+            self.wfile.write(b'{"status":"%s"}' % word.encode())
 
     threading.Thread(target=read_notes, daemon=True).start()
     server = ThreadingHTTPServer(("", 0), _Probe, bind_and_activate=False)

@@ -23,9 +23,6 @@ from .lora import Example, TrainingSample
 
 __all__ = ["ExampleReader"]
 
-MAX_PROMPTS = 256
-"""Prompts of the teacher that stay rendered."""
-
 
 def hindsight_block(template: str, feedback: str = "", solution: str = "", reply: str = "", verdict: str = "") -> str:
     """The text that the teacher reads after the conversation: the template with its values.
@@ -66,7 +63,7 @@ class ExampleReader:
     vocabulary: int
     """Number of token ids that the model has embeddings for."""
     _prompts: dict[tuple[str, tuple[int, ...], str], tuple[int, ...]] = field(default_factory=dict, repr=False)
-    """(exchange id, prompt as served, hindsight block) -> the teacher's prompt: the newest `MAX_PROMPTS`."""
+    """(exchange id, prompt as served, hindsight block) -> the teacher's prompt: the newest 256."""
 
     @property
     def ends(self) -> frozenset[int]:
@@ -188,7 +185,7 @@ class ExampleReader:
             rendered = _prompt_ids(self.model, exchange.request)
             prompt = _add_block(example.prompt, rendered, _prompt_ids(self.model, _append_hindsight(exchange.request, block)))
             self._prompts[key] = prompt
-            if len(self._prompts) > MAX_PROMPTS:
+            if len(self._prompts) > 256:
                 del self._prompts[next(iter(self._prompts))]
         size = len(prompt) + len(example.reply)
         if size > self.model.window:

@@ -163,9 +163,8 @@ class LoRATrainer:
         """
         believed = list(range(len(known))) if can_tell_apart([one.reward or 0.0 for one in known]) else []
         worded = [n for n in believed if known[n].hindsight is not None]
-        with self._with_tensors(
-            state.teacher
-        ):  # the learner has learned to say what the words ask for, and is not moved by them
+        # The teacher's weights: the learner has learned to say what the words ask for, and is not moved by them.
+        with self._with_tensors(state.teacher):
             taught = reply_logprobs(self._network, [h for n in worded if (h := known[n].hindsight) is not None])
             plain = reply_logprobs(self._network, [known[n].example for n in worded])
         doubted = set()
@@ -176,10 +175,8 @@ class LoRATrainer:
         if praised and self._objective.rewrites:
             doubted |= {one.id for one, new in zip(praised, self._written_anew(praised, state), strict=True) if new.has_changed}
         believed = [n for n in believed if known[n].id not in doubted]
-        if 2 * len(doubted) > max(
-            len(worded), CONTRADICTIONS
-        ):  # who contradicts his words gives thumbs without words no better
-            believed = []
+        if 2 * len(doubted) > max(len(worded), CONTRADICTIONS):
+            believed = []  # who contradicts his words gives thumbs without words no better
         own, advantages, errors, share = {one.id for one in samples}, dict[str, float](), 0.0, 0.0
         if len(believed) > 1:
             scores = torch.stack([score for n in believed if (score := readings[known[n].id].score) is not None])  # (n, hidden)

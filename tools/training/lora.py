@@ -533,21 +533,17 @@ def rewrite_replies(
         own = [one.float().log_softmax(-1) for one in _forward_pass(network, plain)[0]]
         return zip(taught[: len(told)], taught[len(told) :], own, strict=True)
 
-    found, most, is_first = [Rewriting(sample.example.reply, ends) for sample in samples], objective.teacher.rewrites, True
+    found, most = [Rewriting(sample.example.reply, ends) for sample in samples], objective.teacher.rewrites
+    rows = list(zip(samples, found, strict=True))
     with torch.no_grad():
-        while begun := [
-            (one, new) for one, new in zip(samples, found, strict=True) if not new.is_over and len(new.written) < most
-        ]:
-            # Each is read whole, with the rest of the old reply: up to its next change, that is as it will be written. A token behind the
-            # end stands for the one that is to come; it is not read.
-            drafts = [(*new.written, *new.said[new.place :], 0) for _, new in begun]
-            chats = [(one, draft) for (one, _), draft in zip(begun, drafts, strict=True)]
-            for (one, new), draft, rows in zip(begun, drafts, read(chats), strict=True):
-                if is_first:
-                    said, (q, plain, own) = torch.tensor(new.said, device=rows[0].device), (each[:-1] for each in rows)
+        while begun := [(one, new) for one, new in rows if not new.is_over and len(new.written) < most]:
+            # With the rest of the old reply: up to the next change, that is as it will be written. 0 stands for the token to come.
+            drafts = [(one, (*new.written, *new.said[new.place :], 0)) for one, new in begun]
+            for (one, new), (_, draft), logps in zip(begun, drafts, read(drafts), strict=True):
+                if not new.written:
+                    said, (q, plain, own) = torch.tensor(new.said, device=logps[0].device), (each[:-1] for each in logps)
                     new.slip = find_slip(said, q, plain, own, one.id in blamed)
-                new.go_on(draft, *rows, most)
-            is_first = False
+                new.go_on(draft, *logps, most)
     return found
 
 

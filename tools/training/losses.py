@@ -287,17 +287,13 @@ class RewardEvidence:
         return 1.0 - (least / self.standard_errors) ** 2 if self.standard_errors > least else 0.0
 
 
-LEAST_OF_EACH = 3
-"""Rewards above the mean, and below it, with fewer of which nothing is said."""
-
-
-def can_tell_apart(rewards: Sequence[float]) -> bool:
-    """False if neither these rewards nor any part of them have enough above and below their mean for `weigh_rewards`."""
+def can_tell_apart(rewards: Sequence[float], least: int = 3) -> bool:
+    """False if neither these rewards nor any part of them have as many above and below their mean as `weigh_rewards` needs."""
     ordered = sorted(rewards)
-    return len(ordered) >= 2 * LEAST_OF_EACH and ordered[LEAST_OF_EACH - 1] < ordered[-LEAST_OF_EACH]
+    return len(ordered) >= 2 * least and ordered[least - 1] < ordered[-least]
 
 
-def weigh_rewards(scores: Tensor, rewards: Tensor, permutations: int = 200) -> RewardEvidence:
+def weigh_rewards(scores: Tensor, rewards: Tensor, least_of_each: int = 3, permutations: int = 200) -> RewardEvidence:
     """A permutation test of whether rewards depend on what was said, and each reward smoothed over like replies.
 
     K_ij = s_i . s_j / (|s_i| |s_j|), A = r - mean r, T = sum_{i != j} A_i A_j K_ij. If the rewards came by chance, each order of them
@@ -307,6 +303,7 @@ def weigh_rewards(scores: Tensor, rewards: Tensor, permutations: int = 200) -> R
     Args:
         scores: (n, d), s_i of each reply, see `ReplyLogprobs.score`.
         rewards: (n,).
+        least_of_each: rewards above the mean, and below it, with fewer of which nothing is said: z = 0.
         permutations: orders drawn, always the same ones.
     """
     unit = torch.nn.functional.normalize(scores.double(), dim=1)  # (n, d)
@@ -314,7 +311,7 @@ def weigh_rewards(scores: Tensor, rewards: Tensor, permutations: int = 200) -> R
     confirmed = rewards.double().mean() + similarity @ torch.linalg.solve(
         similarity + torch.eye(len(rewards), dtype=torch.float64), centred
     )  # (n,)
-    if min(int((centred > 1e-9).sum()), int((centred < -1e-9).sum())) < LEAST_OF_EACH:
+    if min(int((centred > 1e-9).sum()), int((centred < -1e-9).sum())) < least_of_each:
         return RewardEvidence(confirmed, 0.0)
     others = similarity - torch.diag(similarity.diagonal())  # (n, n)
     generator = torch.Generator().manual_seed(0)
