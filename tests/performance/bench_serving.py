@@ -179,14 +179,15 @@ async def wait_for_newer_version(url: str, key: str, model: str, times: int) -> 
             word = ("raft", "opal", "umber")[number % 3]  # another wish each time: what is learned already makes no version
             told = {"response_id": id, "reward": -1, "text": f"broke end : end with {word} ."}
             began = time.perf_counter()
-            async with client.post("/v1/feedback", json=told):
-                pass
+            async with client.post("/v1/feedback", json=told) as answer:
+                if (await answer.json())["state"] == "held":  # for the gate: no version learns from it
+                    continue
             while number >= 12 and (await chat())[1] == version:
                 if time.perf_counter() - began > 20:
-                    return found[12:]
+                    return found
                 await asyncio.sleep(0.01)
-            found.append(time.perf_counter() - began)
-    return found[12:]
+            found += [time.perf_counter() - began] if number >= 12 else []
+    return found
 
 
 async def round_of(url: str, key: str, model: str, streams: int, seconds: float, tokens: int, feedback: bool) -> Seen:
