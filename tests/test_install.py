@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import tomllib
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -40,6 +41,10 @@ def package(requirement: str) -> str:
     return re.split(r"[\[<>=!~ ]", requirement.strip("'\"`"))[0].lower().replace("_", "-")
 
 
+owners_of_modules = cache(packages_distributions)
+"""Module -> the packages that install it; they are read once for all notebooks."""
+
+
 def installed(extras: str) -> set[str]:
     """The packages of the project with these extras, joined by commas."""
     asked = [*PROJECT["dependencies"], *(one for extra in extras.split(",") for one in EXTRAS[extra])]
@@ -64,7 +69,7 @@ def test_a_notebook_installs_what_it_imports_and_opens(notebook: Path) -> None:
         "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == kind) for kind in ("code", "markdown")
     )
     (extras,) = re.findall(r"pip install -e '\.\[([a-z,]+)\]'", prose)
-    there, owners = installed(extras), packages_distributions()
+    there, owners = installed(extras), owners_of_modules()
     for module in set(re.findall(r"^\s*(?:from|import) (\w+)", code, re.MULTILINE)) - {"learngraph"}:
         needed = {package(name) for name in owners.get(module, [])} - BROUGHT
         assert module in sys.stdlib_module_names or not needed or needed & there, module

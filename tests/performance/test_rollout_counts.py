@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage, BaseMessage
+from waiting import PATIENCE
 
 from learngraph.graphs import icrl
 from learngraph.graphs.experiments.pool import play_in_threads
@@ -167,7 +168,7 @@ def test_an_attempt_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_batches_in_threads() -> None:
     """All at once; one that goes wrong stops no other."""
-    meeting = threading.Barrier(4, timeout=5)
+    meeting = threading.Barrier(4, timeout=PATIENCE)
 
     def play(batch: int) -> str | None:
         meeting.wait()

@@ -8,6 +8,8 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 
+from waiting import PATIENCE
+
 PAGES = {
     "/": """<title>Start</title><h1>Start</h1>
 <a href="/never">Never</a> <a href="/half">Half</a> <a href="/tab" target="_blank">Tab</a> <a href="/file.bin">File</a>
@@ -41,7 +43,7 @@ class _Handler(BaseHTTPRequestHandler):
         site: FaultSite = self.server.site  # type: ignore[attr-defined]
         path = self.path.partition("?")[0]
         if path == "/never":
-            site.gone.wait(30)
+            site.gone.wait(PATIENCE)
             return
         if path == "/file.bin":
             self.send_response(200)

@@ -563,9 +563,9 @@ def test_the_youngest_age_is_that_of_the_newest_version_with_feedback(tmp_path: 
 
 @of_files
 def test_a_lease_does_not_read_all_that_waits(tmp_path: Path) -> None:
-    """The work of SQLite (instructions, in hundreds) for a lease of 4, with 300 and with 3,000 ready records."""
+    """The work of SQLite (instructions, in hundreds) for a lease of 4, with 100 and with 1,000 ready records."""
     work = []
-    for count in (300, 3000):
+    for count in (100, 1000):
         (tmp_path / str(count)).mkdir()
         with opened(tmp_path / str(count)) as replay, ThreadPoolExecutor(32) as pool:
             list(pool.map(lambda i: replay.append(exchange(f"r{i}", feedback=GOOD)), range(count)))

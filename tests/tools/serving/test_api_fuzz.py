@@ -81,23 +81,8 @@ def test_the_schema_says_what_the_server_has() -> None:
     assert all("422" not in operation["responses"] for operations in paths.values() for operation in operations.values())
 
 
-NUMBERS = (
-    "1e-300",
-    "1e-46",
-    "1e-39",
-    "5e-324",
-    "-0.0",
-    "0",
-    "1",
-    "-1",
-    "0.5",
-    "1e308",
-    "1e400",
-    "-1e400",
-    "NaN",
-    str(2**63),
-    str(2**64),
-)
+NUMBERS = "1e-300 1e-46 1e-39 5e-324 -0.0 0 1 -1 0.5 1e308 1e400 -1e400 NaN".split()  # noqa: SIM905
+NUMBERS += [str(2**63), str(2**64)]
 CHAT = {"model": "guard", "messages": [{"role": "user", "content": "door is what ?"}], "max_tokens": 3, "seed": 1}
 BODIES: dict[str, dict[str, Any]] = {
     "chat/completions": CHAT,
@@ -123,7 +108,7 @@ def test_no_number_ends_the_service(tmp_path: Any) -> None:
     pytest.importorskip("peft")
     with learngraph.serve(model="guard", out=tmp_path, learner="off") as server:
         root = server.url.removesuffix("/v1")
-        client = httpx.Client(base_url=root, headers={"authorization": f"Bearer {server.api_key}"}, timeout=30)
+        client = httpx.Client(base_url=root, headers={"authorization": f"Bearer {server.api_key}"})
         schemas = client.get("/openapi.json").json()
         before = client.post("/v1/chat/completions", json=CHAT).json()
         sent = 0
@@ -137,12 +122,8 @@ def test_no_number_ends_the_service(tmp_path: Any) -> None:
                     known = json.dumps(body | ({"response_id": before["id"]} if path == "feedback" else {}) | {name: 0})
                     content = known.replace(f'"{name}": 0', f'"{name}": {value}')
                     answer = client.post(f"/v1/{path}", content=content, headers={"content-type": "application/json"})
-                    assert answer.status_code in (200, 202, 400, 404, 409, 503 if path == "train" else 400), (
-                        path,
-                        name,
-                        number,
-                        answer.text,
-                    )
+                    good = (200, 202, 400, 404, 409, 503 if path == "train" else 400)
+                    assert answer.status_code in good, (path, name, number, answer.text)
                     sent += 1
         assert sent > 200
         assert client.get("/readyz").status_code == 200

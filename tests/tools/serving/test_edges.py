@@ -235,7 +235,7 @@ def test_large_headers_are_refused_before_they_are_read(monkeypatch: pytest.Monk
                 line.sendall(part)
         assert read_all(line).startswith(b"HTTP/1.1 431 ")
         whole = b"GET /healthz HTTP/1.1\r\nhost: x\r\n" + b"x: y\r\n" * 90 + b"\r\n"
-        with socket.create_connection((url.host, url.port), timeout=20) as later:
+        with socket.create_connection((url.host, url.port), timeout=PATIENCE) as later:
             later.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for _ in range(3):  # counted anew for each request of a connection, whose end comes in two parts
                 later.sendall(whole[:-1])
