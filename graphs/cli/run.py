@@ -161,8 +161,8 @@ def _run_file(args: Sequence[str]) -> int:
     if not wanted:
         return _list_tables(options, tables)
     only, status = [name for name in options.only if name not in tables], 0
-    shares = {"token_budget": options.token_budget // len(wanted), "dollar_budget": options.dollar_budget / len(wanted)}
-    options = replace(options, **shares)
+    tokens, dollars = options.token_budget // len(wanted), options.dollar_budget / len(wanted)
+    options = replace(options, token_budget=tokens, dollar_budget=dollars)
     for table in wanted:
         name = f"{options.file.stem}-{table}" if table else options.file.stem
         folder = options.out or Path("runs") / f"bench-{name}"
