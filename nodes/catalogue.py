@@ -150,15 +150,15 @@ def _arguments(value: Any) -> Iterator[tuple[str, str]]:
         ]
     for name, default in given:
         hint = hints.get(name)
-        text = _type_text(hint) if hint is not None and _is_setting(hint) else ""
+        text = _type_text(hint) if hint is not None and is_setting(hint) else ""
         yield name, text if not text or default is MISSING else f"{text} = {default!r}"
 
 
-def _is_setting(hint: Any) -> bool:
+def is_setting(hint: Any) -> bool:
     """True for numbers, words, switches and choices, and tuples of them."""
     if hint in (int, float, bool, str, type(None), Ellipsis) or get_origin(hint) is Literal:
         return True
-    return get_origin(hint) in (tuple, Union, UnionType) and all(map(_is_setting, get_args(hint)))
+    return get_origin(hint) in (tuple, Union, UnionType) and all(map(is_setting, get_args(hint)))
 
 
 def _type_text(hint: Any) -> str:

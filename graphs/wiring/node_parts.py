@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import is_dataclass
 from importlib import import_module
 from inspect import signature
 from typing import Any, Literal, get_args, get_origin
@@ -15,8 +16,11 @@ from ...memory.lessons.by_task import Lessons
 from ...memory.lessons.versions import LibraryVersions
 from ...memory.returns.experiences import Experiences
 from ...memory.returns.q_table import QTable
-from ...nodes.catalogue import NodeEntry, catalogue
+from ...nodes.catalogue import catalogue, is_setting
 from ...nodes.channels import type_hints
+from ...nodes.extract.critic import Critic, critic_prompts
+from ...nodes.prompt import Prompt
+from ...nodes.synthesize.reasoning_bank import extractor_prompts
 from .mermaid import read_flow
 
 __all__ = []
@@ -43,7 +47,26 @@ SETTINGS: Mapping[str, Callable[[Any], Any]] = {
     "window": lambda inputs: inputs.prompting.max_prompt_tokens,
     "list_actions": lambda inputs: inputs.prompting.list_actions,
     "success_threshold": lambda inputs: inputs.success_threshold(None),
+    "line_only": lambda inputs: not inputs.chats,
+    "needs_marker": lambda inputs: inputs.chats,
+    "max_prompt_tokens": lambda inputs: inputs.prompting.max_prompt_tokens,
+    "max_note_tokens": lambda inputs: inputs.prompting.max_prompt_tokens // 8,
 }
+OWN_PARTS: Mapping[str, Callable[[Any], Any]] = {
+    "LessonExtractor.prompts": lambda inputs: extractor_prompts(inputs.prompting.prompts),
+    "Critic.prompts": lambda inputs: critic_prompts(inputs.prompting.prompts, paper=False),
+    "extract.critic": lambda inputs: _make(
+        inputs, Critic, {"prompts": critic_prompts(inputs.prompting.prompts, True), "paper": True}
+    ),
+}
+"""Parts by their owner and name, where the name alone does not say them."""
+TEXTS: Mapping[str, str] = {
+    "again": "ask/again",
+    "LocalPolicy.prompt": "act/score",
+    "StrategyWriter.prompt": "adamem/strategy",
+    "write_workflows.prompt": "awm/induce",
+}
+"""Name of a part, or with that of its owner -> the prompt that its method asks with."""
 
 NUMBERS: Mapping[str, float] = {
     "k": 10,
@@ -63,9 +86,10 @@ NUMBERS: Mapping[str, float] = {
 class LacksParts(UserError):
     """An error: a node has parts without a default; `call` makes it, with a place for each of them."""
 
-    def __init__(self, name: str, parts: Sequence[str]) -> None:
+    def __init__(self, name: str, parts: Mapping[str, Any]) -> None:
         self.call = f"inputs.node('{name}', {', '.join(f'{part}=...' for part in parts)})"
-        super().__init__(f"{name} has no default for {' and '.join(parts)}; give {self.call}, in a Python file")
+        kinds = [f"{part} ({hint.__name__})" if isinstance(hint, type) else part for part, hint in parts.items()]
+        super().__init__(f"{name} has no default for {' and '.join(kinds)}; give {self.call}, in a Python file")
 
 
 def make_node(inputs: Any, name: str, given: Mapping[str, Any]) -> Any:
@@ -87,33 +111,45 @@ def make_node(inputs: Any, name: str, given: Mapping[str, Any]) -> Any:
         return maker
     if unknown := given.keys() - {*entry.parts, *entry.settings}:
         raise UserError(f"{name} takes {', '.join([*entry.parts, *entry.settings])}, got {', '.join(sorted(unknown))}")
+    return _make(inputs, maker, given)
+
+
+def _make(inputs: Any, maker: Any, given: Mapping[str, Any]) -> Any:
+    """The node or part that a class or function of ours makes; of its parts, those that are such classes are made alike."""
     hints = type_hints(maker) | type_hints(getattr(maker, "__init__", None) if isinstance(maker, type) else maker)
-    parts, lacking = dict(given), []
+    parts, lacking = dict(given), dict[str, Any]()
     for part, parameter in signature(maker).parameters.items():
+        hint, is_needed = hints.get(part), parameter.default is parameter.empty
         if part in parts:
             continue
-        default = _default(inputs, entry, part)
-        if default is not None:
+        if (default := _default(inputs, maker.__name__, part, hint)) is not None:
             parts[part] = default()
-        elif get_origin(hints.get(part)) is Literal and parameter.default is parameter.empty:
-            parts[part] = get_args(hints[part])[0]
-        elif parameter.default is not parameter.empty:
-            continue
-        elif part in NUMBERS and part in entry.settings:
+        elif is_needed and get_origin(hint) is Literal:
+            parts[part] = get_args(hint)[0]
+        elif is_needed and part in NUMBERS and is_setting(hint):
             parts[part] = NUMBERS[part]
-        else:
-            lacking.append(part)
+        elif is_needed and is_dataclass(hint):
+            try:
+                parts[part] = _make(inputs, hint, {})
+            except LacksParts:
+                lacking[part] = hint
+        elif is_needed:
+            lacking[part] = hint
     if lacking:
-        raise LacksParts(name, lacking)
+        raise LacksParts(maker.__name__, lacking)
     return maker(**parts)
 
 
-def _default(inputs: Any, entry: NodeEntry, part: str) -> Callable[[], Any] | None:
+def _default(inputs: Any, owner: str, part: str, hint: Any) -> Callable[[], Any] | None:
     """The maker of a part from the inputs; None if they say nothing about the part."""
-    if part in entry.settings:
+    if hint is Prompt and (text := TEXTS.get(f"{owner}.{part}", TEXTS.get(part))):
+        return lambda: inputs.prompting.load(text)
+    if is_setting(hint):
         return (lambda: SETTINGS[part](inputs)) if part in SETTINGS else None
     if part == "model":
-        return lambda: inputs.require_chat_model(entry.name)
+        return lambda: inputs.require_chat_model(owner)
+    if f"{owner}.{part}" in OWN_PARTS:
+        return lambda: OWN_PARTS[f"{owner}.{part}"](inputs)
     if part in MEMORIES:
         return lambda: inputs.memories.setdefault(part, MEMORIES[part](inputs))
     return (lambda: PARTS[part](inputs)) if part in PARTS else None

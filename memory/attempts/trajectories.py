@@ -199,14 +199,7 @@ class Trajectories:
         consulted = Counter(id for one in found for id in set(one.used))
         head = ("trajectory", "task", "steps", "score", "consulted by", "note")
         rows = (
-            (
-                one.id,
-                one.task.instruction or one.task.id,
-                len(one.transitions),
-                one.score,
-                consulted[one.id],
-                one.note,
-            )
+            (one.id, one.task.instruction or one.task.id, len(one.transitions), one.score, consulted[one.id], one.note)
             for one in reversed(found)
         )
         return make_table(repr(self), head, rows, len(found))

@@ -392,11 +392,7 @@ class _Draft:
     """A library while edits are applied to it; see `Library.apply` for the rules."""
 
     def __init__(
-        self,
-        library: Library,
-        limits: LibraryLimits,
-        count: Callable[[str], int],
-        instructions: Mapping[str, str],
+        self, library: Library, limits: LibraryLimits, count: Callable[[str], int], instructions: Mapping[str, str]
     ) -> None:
         self.library, self.limits, self.count = library, limits, count
         self.instructions = instructions

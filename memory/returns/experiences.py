@@ -32,15 +32,7 @@ from .scope import PART_ROWS, Scope, merge_parts
 if TYPE_CHECKING:
     from ..storage.record_store import RecordStore
 
-__all__ = [
-    "BadExperience",
-    "Credit",
-    "ExperienceScope",
-    "Experiences",
-    "TrajectoryStore",
-    "control_credit",
-    "returns",
-]
+__all__ = ["BadExperience", "Credit", "ExperienceScope", "Experiences", "TrajectoryStore", "control_credit", "returns"]
 
 
 class BadExperience(UserError, ValueError):

@@ -27,11 +27,7 @@ class QTable:
     """
 
     def __init__(
-        self,
-        store: TrajectoryStore | None = None,
-        gamma: float = 0.95,
-        learning_rate: float = 0.5,
-        initial_value: float = 0.0,
+        self, store: TrajectoryStore | None = None, gamma: float = 0.95, learning_rate: float = 0.5, initial_value: float = 0.0
     ) -> None:
         self.store, self.gamma, self.learning_rate, self.initial_value = store, gamma, learning_rate, initial_value
         dated = dated_records(store) if store else []

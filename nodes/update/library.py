@@ -350,15 +350,7 @@ class CachedGroup(Runnable[GroupInput, GroupOutput]):
         shown = (library.lessons, library.next)  # critics see all of it
         told = (state.get("lesson_rewards") or {}, list(state.get("rejected") or ()))
         return cache_key(
-            "group",
-            self.name,
-            self.roll.name,
-            self.roll.world_key(task),
-            task,
-            state["run"],
-            state["step"],
-            shown,
-            *told,
+            "group", self.name, self.roll.name, self.roll.world_key(task), task, state["run"], state["step"], shown, *told
         )
 
     def invoke(self, input: GroupInput, config: RunnableConfig | None = None, **kwargs: Any) -> GroupOutput:
