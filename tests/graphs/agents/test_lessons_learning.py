@@ -121,6 +121,7 @@ def test_groups_that_are_compared_at_once_both_enter_the_library() -> None:
     assert made <= line, "each version was made from the one before"
 
 
+@pytest.mark.slow
 def test_a_folder_keeps_what_was_learned(tmp_path: Path) -> None:
     with ChromaStore.open(tmp_path) as store:
         agent, learner, _ = make(store, task=None)

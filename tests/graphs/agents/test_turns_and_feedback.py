@@ -145,6 +145,7 @@ def test_turns_are_told_apart_where_messages_have_no_ids() -> None:
     assert [len(first.advice), len(second.advice), second.id] == [3, 3, "turn 2"]
 
 
+@pytest.mark.slow
 def test_ten_praises_are_enough_for_a_decision_to_be_taken() -> None:
     agent, learner, _ = make("jitrl", model=desk.GuessingClerk(seed=1))
     taken = list[str]()

@@ -483,6 +483,7 @@ def test_a_server_whose_answers_are_broken_is_waited_for_and_then_said(server: s
     faulty.http.server_close()
 
 
+@pytest.mark.slow
 def test_values_are_plain_json_that_other_tools_can_read(tmp_path: Path) -> None:
     import sqlite3
 

@@ -992,6 +992,7 @@ async def test_turns_change_no_reply(tiny: str) -> None:
         assert said.logprobs == pytest.approx(single.logprobs, abs=1e-5)  # prompts are cached here, and were not there
 
 
+@pytest.mark.slow
 async def test_replies_are_admitted_as_their_memory_allows(tiny: str) -> None:
     model = LocalChatModel(model=tiny)
     room = 2 * model.window * model.bytes_per_token / 2**30
