@@ -102,13 +102,11 @@ class Observation:
     actions: tuple[str, ...] = ()
     """The admissible actions, sorted and without repeats; empty if the environment lists none."""
     reward: float | None = 0.0
-    """r_t of the action that led here, in the environment's units; 0 at the start. None: the action could not be read, so
-    its reward is unknown, which is not zero."""
+    """r_t of the action that led here, in the environment's units; 0 at the start. None: unknown, since it could not be read."""
     over: bool = False
     """True when the episode has ended; then `actions` is empty."""
     key: str = ""
-    """The state key that a node has made of the observation and of what led to it (nodes/retrieve/context.py); empty: there is
-    none but the environment's."""
+    """The state key that a node made of what led here (nodes/retrieve/context.py); empty: there is none."""
 
 
 @record
@@ -765,16 +763,21 @@ class Update:
 
 @record
 class Measured:
-    """Measurements of a version on fixed texts, for the gate. Means over tokens, in nats."""
+    """Measurements of a version on fixed texts, for the gate, in nats."""
 
-    logprobs: tuple[float, ...]
-    """Mean log-probability of the reply tokens of each text."""
-    sums: tuple[float, ...]
-    """Log-probability of each whole reply: the sums over its tokens."""
+    logprobs: tuple[tuple[float, ...], ...]
+    """Log-probability of each reply token of each text."""
     entropy: float = 0.0
     """Mean entropy of the next token."""
     kl: float = 0.0
-    """Mean KL(pi || base)."""
+    """Mean KL(pi || base) per token."""
+    firsts: tuple[int, ...] = ()
+    """The likeliest first token of each reply."""
+
+    @property
+    def sums(self) -> tuple[float, ...]:
+        """Log-probability of each whole reply."""
+        return tuple(map(math.fsum, self.logprobs))
 
 
 @record
@@ -782,11 +785,11 @@ class Check:
     """One line of a gate's result."""
 
     name: str
-    """`held-out feedback`, `retention`, `entropy`, `kl`."""
+    """`lineage`, `retention`, `entropy`, `kl`, `shared words lost`, `own words lost`."""
     value: float | None
-    """Of the candidate; None: it could not be measured, and `passed` is the gate's verdict on that."""
+    """Of the candidate; None: not measured."""
     limit: float
-    """The least value that passes (for `kl`, the greatest)."""
+    """The least value that passes (for `kl` and lost words, the greatest)."""
     passed: bool
     note: str = ""
 

@@ -99,7 +99,7 @@ def _help_with_gate(line: Mapping[str, Any]) -> str:
     """Remedies for the checks that a dropped version failed."""
     failed = {check["name"] for check in line.get("about", {}).get("gate", []) if not check["passed"]}
     help = ["the feedback behind it teaches again, by half the step, when the next feedback comes"]
-    if "liked replies" in failed:
+    if failed & {"shared words lost", "own words lost"}:
         help.append("feedback on new replies shows whether what was liked before is liked still")
     if failed & {"kl", "entropy", "retention"}:
         help.append("a wider bound (--gate.max-kl, --gate.min-entropy-share, --gate.max-logprob-loss), or a rollback")

@@ -7,8 +7,10 @@ CLaaS (arXiv:2606.05559) describes neither. The interval of the watch is that of
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import NamedTuple
 
 from ...memory.claas.settings import check_bounds
@@ -33,8 +35,10 @@ class GateSettings:
     about every 8 steps."""
     min_rewards: int = 8
     """Liked replies, of twice as many rewards, below which they decide nothing."""
-    min_kept_share: float = 0.5
-    """Share of the probability that the live version gives to the newest liked replies, which the candidate must keep (`liked_check`)."""
+    max_shared_loss: float = 0.5
+    """Share of the newest liked replies that may lose a word which most of them have (`liked_checks`): habits change."""
+    max_own_loss: float = 0.05
+    """Share of them that may lose a word of their own: what was said, and is no habit."""
     max_logprob_loss: float = 0.2
     """Nats per token by which the retention set's replies may become less likely than under the base model."""
     min_entropy_share: float = 0.6
@@ -45,7 +49,7 @@ class GateSettings:
     """Texts from which entropy and KL are read, at least, if the buffer has as many."""
 
     def __post_init__(self) -> None:
-        least_0 = ("min_kept_share", "max_logprob_loss", "min_entropy_share", "max_kl")
+        least_0 = ("max_shared_loss", "max_own_loss", "max_logprob_loss", "min_entropy_share", "max_kl")
         check_bounds(self, "gate", **dict.fromkeys(least_0, (0, math.inf)))
         least_1 = ("every_steps", "min_rewards", "texts")
         check_bounds(self, "gate", **dict.fromkeys(least_1, (1, math.inf)))
@@ -97,7 +101,7 @@ def gate_checks(
     found = []
     kept = slice(retention_count)
     if retention_count:  # the set's replies must not become less likely than under the base model
-        new, old = (math.fsum(one.logprobs[kept]) / retention_count for one in (candidate, base))
+        new, old = (fmean(map(fmean, one.logprobs[kept])) for one in (candidate, base))
         limit = old - settings.max_logprob_loss
         note = f"{new:.3f} nats a token, base {old:.3f}, {retention_count} replies"
         found.append(Check("retention", new, limit, new >= limit, note))
@@ -110,18 +114,33 @@ def gate_checks(
     return found
 
 
-def liked_check(candidate: Sequence[float], live: Sequence[float], settings: GateSettings) -> Check:
-    """mean_i min(1, pi(y_i) / pi_live(y_i)) >= `min_kept_share` over the newest replies that were liked without a word.
+def liked_checks(
+    replies: Sequence[Sequence[int]], readings: Sequence[Measured], live: Measured, settings: GateSettings
+) -> list[Check]:
+    """Shares of liked replies that would lose a shared word (<= `max_shared_loss`), and a word of their own (<= `max_own_loss`).
 
-    These are few, of the last feedbacks only, so that who changes his mind is followed; and log-probabilities of known replies differ far
-    less by chance than rewards do. The end of turn does not count: a version that adds what was asked for to a liked reply has lost nothing.
+    A token is lost where the live version gives it 1/2 or more, and the candidate less than half of that. A harmful step flips the token
+    that decides an answer, in few replies: no mean shows it. Shared is what at least half of the replies have. They are of the last
+    feedbacks only, so that who changes his mind is followed. What is added to a liked reply takes nothing from it: its end of turn does
+    not count, and it may stand behind a token that the candidate would put in front.
 
     Args:
-        candidate, live: n each, log-probability of the whole reply, its end of turn apart, in nats.
+        replies: tokens of each reply, its end of turn apart.
+        readings: the candidate's log-probabilities of these tokens, read in several ways; what is lost in all of them is lost.
+        live: the live version's.
     """
-    kept = math.fsum(math.exp(min(new - old, 0.0)) for new, old in zip(candidate, live, strict=True)) / len(live)
-    note = f"it would still say {kept:.2f} of {len(live)} replies that were liked"
-    return Check("liked replies", kept, settings.min_kept_share, kept >= settings.min_kept_share, note)
+    counts, half = Counter(token for reply in replies for token in set(reply)), math.log(0.5)
+    shared = {token for token, count in counts.items() if 2 * count >= len(replies)}
+    losses = list[list[set[bool]]]()  # for each reply and reading: is what was lost shared?
+    for n, (reply, old) in enumerate(zip(replies, live.logprobs, strict=True)):
+        rows = [zip(reply, reading.logprobs[n], old, strict=True) for reading in readings]
+        losses.append([{t in shared for t, now, was in row if was >= half and not now >= was + half} for row in rows])
+    found = []
+    for what, is_shared, most in (("shared", True, settings.max_shared_loss), ("own", False, settings.max_own_loss)):
+        loses = sum(all(is_shared in kinds for kinds in one) for one in losses)
+        note = f"{loses} of {len(replies)} replies that were liked would lose some"
+        found.append(Check(f"{what} words lost", loses / len(replies), most, loses <= most * len(replies), note))
+    return found
 
 
 def is_gate_passed(found: Sequence[Check]) -> bool:

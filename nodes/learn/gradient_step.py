@@ -8,7 +8,7 @@ minibatch, makes the same version and writes the same log.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 from typing_extensions import TypedDict
 
 from ...memory.errors import AdapterConflict, UserError, machine_error, public_text
-from ...memory.records import Check, Correction, Exchange, ExchangeQuery, Measured, Minibatch, Reply, Update
+from ...memory.records import Check, Correction, Exchange, ExchangeQuery, Measured, Minibatch, Update
 from ..state import (
     AdapterScope,
     BatchChannel,
@@ -29,7 +29,7 @@ from ..state import (
     WhyChannel,
 )
 from .chat_turn import scope
-from .gate import GateSettings, gate_checks, is_gate_passed, liked_check
+from .gate import GateSettings, gate_checks, is_gate_passed, liked_checks
 
 if TYPE_CHECKING:
     from ...memory.claas.adapters import Adapters
@@ -303,7 +303,8 @@ def newest_liked(
     """
     rows = newest_rewarded(replay, tenant, adapter, 2 * gate.min_rewards)
     found = [row.exchange for row in rows if row.exchange.created >= since and (is_held or row.state != "held")]
-    return [one for one in found if one.feedback and (one.feedback.reward or 0) > 0 and not one.feedback.is_mixed]
+    rewarded = [(one, one.feedback) for one in found if one.feedback and one.reply.token_ids]
+    return [one for one, said in rewarded if (said.reward or 0) > 0 and not said.is_mixed]
 
 
 def step_limits(gate: GateSettings) -> tuple[float, float]:
@@ -444,16 +445,24 @@ class GateCandidate(_LearnerNode):
         versions = (measured[candidate], measured[live], measured[""])
         checks = gate_checks(*versions, texts, len(self.retention), self.settings)
         if len(liked) >= self.settings.min_rewards:
-            said = [replace(one, reply=_cut_end(one.reply)) for one in liked]
-            new, old = (self.learner.measure(label, said).sums for label in (candidate, live))
-            checks.append(liked_check(new, old, self.settings))
+            whole = [one.reply.token_ids for one in liked]
+            replies = [tokens[:-1] or tokens for tokens in whole]
+            plain, old = (self.learner.measure(label, _with_replies(liked, replies)) for label in (candidate, live))
+            behind = self.learner.measure(candidate, _with_replies(liked, map(_put_in_front, plain.firsts, whole)))
+            rows = zip(replies, behind.logprobs, strict=True)
+            readings = (plain, Measured(tuple(row[-len(reply) :] for reply, row in rows)))
+            checks += liked_checks(replies, readings, old, self.settings)
         return checks
 
 
-def _cut_end(reply: Reply) -> Reply:
-    """A reply up to its end of turn, where more could be said; whole if it was cut off before, or is nothing else."""
-    has_end = reply.finish != "length" and len(reply.token_ids) > 1
-    return replace(reply, token_ids=reply.token_ids[:-1], logprobs=reply.logprobs[:-1]) if has_end else reply
+def _with_replies(exchanges: Sequence[Exchange], replies: Iterable[Sequence[int]]) -> list[Exchange]:
+    said = zip(exchanges, replies, strict=True)
+    return [replace(one, reply=replace(one.reply, token_ids=tuple(tokens))) for one, tokens in said]
+
+
+def _put_in_front(token: int, reply: Sequence[int]) -> tuple[int, ...]:
+    """A reply with another token in front and without its last one: no longer than it was, since it may fill the window. One token stays."""
+    return (token, *reply[:-1]) if len(reply) > 1 else tuple(reply)
 
 
 def route_gate(state: ChecksChannel) -> Literal["passed", "failed"]:

@@ -115,9 +115,7 @@ def play(client: httpx.Client, name: str, seed: int, draw: int) -> Play:
         said = user.respond(fact, reply["choices"][0]["message"]["content"] or "")
         if said is not None:
             client.post("/v1/feedback", json={"response_id": reply["id"], **said}).raise_for_status()
-            _wait_until_learned(
-                client
-            )  # as a person does, who is slower than these steps: a busy machine gives the same result
+            _wait_until_learned(client)  # as a person does, who is slower: a busy machine gives the same result
         if (user.number + 1) % EXAM_EVERY == 0 or user.number + 1 == user.kind.feedbacks:
             exams.append(_exam(client, user, f"{draw}/{seed}/{user.number + 1}"))
     return Play(name, seed, draw, user.words, exams, _wait_until_learned(client), round(time.monotonic() - began, 1))

@@ -22,7 +22,7 @@ from learngraph.tools.environments.hierarchy import (
     verify,
 )
 
-__all__ = ["SimulatedUser", "UserKind"]
+__all__ = ["EVERY_VALUE", "SimulatedUser", "UserKind", "is_kept"]
 
 EVERY_VALUE = [value for kind in VALUES.values() for value in kind]
 Scores = tuple[float | None, float | None]
@@ -100,7 +100,7 @@ class SimulatedUser:
         for rule in self.rules:
             if rule.word in words:
                 words.remove(rule.word)
-        return all(_keeps(rule, reply) for rule in self.rules), words == asked.text.split()
+        return all(is_kept(rule, reply) for rule in self.rules), words == asked.text.split()
 
     def respond(self, asked: Fact, reply: str) -> dict[str, Any] | None:
         """The feedback on a reply; None: the user is silent."""
@@ -112,7 +112,7 @@ class SimulatedUser:
         if self.fact:
             wanted = self.fact if asked.thing == self.fact.thing else asked
             return {"reward": -1, "correction": wanted.text} if False in kept_right else {"reward": 1}
-        wrong = [rule.advice for rule in self.rules if not _keeps(rule, reply)]
+        wrong = [rule.advice for rule in self.rules if not is_kept(rule, reply)]
         wrong += [] if kept_right[1] else [f"broke answer : say what {asked.thing} is ."]
         reward = -1 if wrong else 1
         if thumbs == "erring" and self.draw.random() < 0.2:
@@ -127,5 +127,6 @@ class SimulatedUser:
         return all(bar is None or score is None or score >= bar - 1e-9 for bar, score in bars)
 
 
-def _keeps(rule: Rule, reply: str) -> bool:
+def is_kept(rule: Rule, reply: str) -> bool:
+    """True if a reply keeps a rule."""
     return bool(verify(Scenario("", 0, (rule,), ()), "", reply).reward)

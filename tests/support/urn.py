@@ -166,9 +166,10 @@ class UrnLearner:
 
     def measure(self, label: str, exchanges: Sequence[Exchange]) -> Measured:
         logps = log_softmax(self.logits(label))
-        sums = [logps[e.reply.token_ids[0]] for e in exchanges]
+        replies = [e.reply.token_ids for e in exchanges]  # a word and its end
+        found = tuple((logps[word], *(0.0 if token == END else -99.0 for token in rest)) for word, *rest in replies)
         entropy = -math.fsum(math.exp(x) * x for x in logps)
-        return Measured(tuple(x / 2 for x in sums), tuple(sums), entropy, math.log(END) - entropy)
+        return Measured(found, entropy, math.log(END) - entropy, (logps.index(max(logps)),) * len(replies))
 
 
 def request(text: str, seed: int | None = None) -> ChatRequest:

@@ -340,18 +340,18 @@ class LoRATrainer:
         """
         examples = [self._reader.example(exchange) for exchange in exchanges]
         if not examples:
-            return Measured((), ())
+            return Measured(())
         if folder is None:
             with self._as_base():
                 readings = reply_logprobs(self._network, examples)
         else:
             copy_tensors(self._live, self._load(folder).tensors)
             readings = reply_logprobs(self._network, examples, base=self._as_base)
-        sums = tuple(float(reading.logprobs.double().sum()) for reading in readings)
-        means = tuple(total / len(reading.logprobs) for total, reading in zip(sums, readings, strict=True))
         entropy = float(torch.cat([reading.entropy for reading in readings]).mean())
         kls = [reading.kl for reading in readings if reading.kl is not None]
-        return Measured(means, sums, entropy, float(torch.cat(kls).mean()) if kls else 0.0)
+        logprobs = tuple(tuple(reading.logprobs.tolist()) for reading in readings)
+        firsts = tuple(reading.first for reading in readings)
+        return Measured(logprobs, entropy, float(torch.cat(kls).mean()) if kls else 0.0, firsts)
 
     def network(self, folder: Path | None) -> Any:
         """The network with a version's weights (no folder: the base model's), to evaluate or sample; valid until the next call."""

@@ -210,6 +210,8 @@ class ReplyLogprobs:
     """(T,), log pi(y_t) in nats."""
     entropy: Tensor
     """(T,), in nats."""
+    first: int = -1
+    """The likeliest first token."""
     kl: Tensor | None = None
     """(T,), KL(pi || base) in nats; None: not asked for."""
     values: Tensor | None = None
@@ -258,7 +260,7 @@ def reply_logprobs(
                 targets = torch.tensor(example.reply, device=own.device)  # (T,)
                 logprobs = token_logprobs(own / example.temperature, targets).cpu()  # (T,)
                 values = critic(states[pack.index(n)])[:, 0].cpu() if critic is not None else None  # (T,)
-                found[n] = ReplyLogprobs(logprobs, entropy(own).cpu(), values=values)
+                found[n] = ReplyLogprobs(logprobs, entropy(own).cpu(), int(own[0].argmax()), values=values)
                 if with_scores:
                     words = network.get_output_embeddings().weight  # (V, hidden)
                     expected = own.to(words).softmax(-1) @ words  # (T, hidden)

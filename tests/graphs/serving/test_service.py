@@ -287,8 +287,8 @@ async def test_the_gate_keeps_a_bad_version_from_everybody(tmp_path: Path) -> No
         assert len(dropped) == 1
         rows = (await service.adapters("acme"))[0]["versions"]
         row = next(row for row in rows if row["label"] == dropped[0]["label"])
-        assert [check["name"] for check in row["gate"] if not check["passed"]] == ["liked replies"]
-        assert "liked replies: it would still say 0.0" in row["why"]
+        assert [check["name"] for check in row["gate"] if not check["passed"]] == ["shared words lost"]
+        assert "shared words lost: " in row["why"]
         with pytest.raises(AdapterConflict):
             await service.promote("acme", "default", row["label"])
         assert good in lineage_of(service, service.versions("acme").current)
@@ -297,7 +297,7 @@ async def test_the_gate_keeps_a_bad_version_from_everybody(tmp_path: Path) -> No
         parents = {update["parent"] for update in service.replay.updates("acme", "default", 500)}
         assert not parents & {line["label"] for line in dropped}
         values = Counter(check["name"] for row in rows for check in row["gate"])
-        assert {"lineage", "liked replies", "entropy", "kl"} <= set(values)
+        assert {"lineage", "own words lost", "entropy", "kl"} <= set(values)
 
 
 async def test_a_version_that_fails_the_gate_uses_no_feedback_up_and_learning_rests_and_says_why(tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ from learngraph.nodes.learn.gate import (
     GateSettings,
     gate_checks,
     is_gate_passed,
-    liked_check,
+    liked_checks,
     reward_drop,
     reward_windows,
 )
-from learngraph.nodes.learn.gradient_step import _cut_end, step_limits
+from learngraph.nodes.learn.gradient_step import _put_in_front, step_limits
 
 
 def exchange(i: int, reward: float | None) -> Exchange:
@@ -47,9 +47,9 @@ def exchange(i: int, reward: float | None) -> Exchange:
 def test_all_lines_of_a_gate_read_their_own_texts(candidate: dict[str, Any], fails: list[str]) -> None:
     """A retention set of two, then eight exchanges. Bounds: .2 nats a token, .6 of the base's entropy, 1 nat of KL."""
     texts = [exchange(i, None) for i in range(10)]
-    base = Measured((-1.0, -1.0, *[-0.5] * 8), (-1.0,) * 10, entropy=1.0, kl=0.0)
+    base = Measured(((-1.0,), (-1.5, -0.5), *[(-0.5,)] * 8), entropy=1.0, kl=0.0)
     kept, numbers = candidate.pop("kept", (-1.0, -1.0)), {"entropy": 1.0, "kl": 0.0, **candidate}
-    new = Measured((*kept, *[-0.5] * 8), (-1.0,) * 10, **numbers)
+    new = Measured(((kept[0],), (kept[1], kept[1]), *[(-0.5,)] * 8), **numbers)
     found = gate_checks(new, base, base, texts, 2, GateSettings(max_kl=1.0))
     assert [check.name for check in found] == ["retention", "entropy", "kl"]
     assert [check.name for check in found if not check.passed] == fails
@@ -57,16 +57,14 @@ def test_all_lines_of_a_gate_read_their_own_texts(candidate: dict[str, Any], fai
 
 
 def test_a_gate_without_texts_and_one_whose_live_version_is_beyond_the_bounds() -> None:
-    nothing = Measured((), ())
+    nothing = Measured(())
     assert gate_checks(nothing, nothing, nothing, [], 0, GateSettings()) == []
-    base, live = Measured((-1.0,), (-1.0,), 1.0, 0.0), Measured((-1.0,), (-1.0,), 0.4, 1.2)
+    base, live = Measured(((-1.0,),), 1.0, 0.0), Measured(((-1.0,),), 0.4, 1.2)
     for entropy, kl, fails in ((0.5, 1.1, []), (0.3, 1.3, ["entropy", "kl"]), (0.5, math.nan, ["kl"])):
-        new = Measured(
-            (-1.0,), (-1.0,), entropy, kl
-        )  # on texts that came since; the live one goes on, and must not jam the gate
+        new = Measured(((-1.0,),), entropy, kl)  # on texts that came since; the live one goes on, and must not jam the gate
         found = gate_checks(new, live, base, [exchange(0, None)], 0, GateSettings(max_kl=1.0))
         assert [check.name for check in found if not check.passed] == fails
-    certain = Measured((-1.0,), (-1.0,), 0.0, 0.0)  # a base model that is certain has nothing to lose
+    certain = Measured(((-1.0,),), 0.0, 0.0)  # a base model that is certain has nothing to lose
     assert is_gate_passed(gate_checks(certain, certain, certain, [exchange(0, None)], 0, GateSettings()))
 
 
@@ -147,23 +145,34 @@ def test_a_step_stays_inside_of_the_gate() -> None:
     assert step_limits(replace(bounds, max_kl=math.inf, min_entropy_share=0.0)) == (math.inf, 0.0)
 
 
-def test_a_version_keeps_the_newest_liked_replies() -> None:
-    """min(1, p / p_live) of 1, 1/2, 0, 1: five eighths."""
-    live = [math.log(p) for p in (0.5, 0.8, 0.9, 0.4)]
-    new = [math.log(p) for p in (0.9, 0.4, 1e-9, 0.4)]
-    found = liked_check(new, live, GateSettings())
-    assert (found.value, found.passed) == (pytest.approx(0.625), True)
-    assert not liked_check([-9.0] * 4, live, GateSettings()).passed
+def test_a_version_keeps_what_each_liked_reply_says_and_mostly_what_they_share() -> None:
+    """Four replies of a token of its own, a shared one, and two of its own, the last of which the live version was not sure of. Behind
+    another token the new version says all of them, but for token 2 of reply 0."""
+    replies, sure = (
+        [(10 + n, 1, 20 + n, 30 + n) for n in range(4)],
+        {(n, t): (0.9, 0.9, 0.9, 0.4)[t] for n in range(4) for t in range(4)},
+    )
+    first = {(n, 0): 0.9 for n in range(4)}
+    for new, lost in (
+        ({(0, 1): 0.44, (1, 1): 0.46}, (1, 0)),  # half of .9 is .45
+        ({(n, 1): 0.1 for n in range(3)}, (3, 0)),
+        ({(3, 2): 0.44, (3, 3): 0.0}, (0, 1)),
+        ({(2, 0): 0.0, (0, 0): 0.0}, (0, 1)),  # something would be put in front of both
+        ({(3, 1): math.nan, (3, 2): math.nan}, (1, 1)),
+    ):
+        ps = (sure | new, sure | new | first | {(0, 2): 0.1}, sure)
+        plain, behind, live = (Measured([[math.log(p[n, t] or 1e-99) for t in range(4)] for n in range(4)]) for p in ps)  # type: ignore[arg-type]
+        found = liked_checks(replies, (plain, behind), live, GateSettings())
+        assert [check.value for check in found] == [lost[0] / 4, lost[1] / 4]
+        assert [check.passed for check in found] == [lost[0] <= 2, not lost[1]]
 
 
-def test_the_end_of_a_liked_reply_does_not_count() -> None:
-    whole = exchange(0, 1.0).reply
-    assert (_cut_end(whole).token_ids, _cut_end(whole).logprobs) == ((2,), (-0.5,))
-    for other in (replace(whole, finish="length"), replace(whole, token_ids=(3,), logprobs=(-0.5,))):
-        assert _cut_end(other) == other
+def test_a_reply_behind_another_token_is_no_longer_than_it_was() -> None:
+    """It may fill the model's window."""
+    assert [_put_in_front(7, reply) for reply in ((1, 2, 3), (1, 2), (1,))] == [(7, 1, 2), (7, 1), (1,)]
 
 
 def test_settings_that_mean_nothing_are_refused() -> None:
-    for wrong in ({"min_kept_share": -1}, {"min_entropy_share": -0.1}, {"min_rewards": 0}, {"max_kl": math.nan}):
+    for wrong in ({"max_own_loss": -1}, {"min_entropy_share": -0.1}, {"min_rewards": 0}, {"max_kl": math.nan}):
         with pytest.raises(UserError, match=f"gate: {next(iter(wrong))} is"):
             GateSettings(**wrong)
