@@ -45,6 +45,7 @@ from ..memory.errors import UserError
 from ..memory.search.encoders import EncoderOptions
 from ..nodes.act.choose import Choose
 from ..nodes.act.episode import Act, Begin
+from ..nodes.arguments import ArgumentCheck
 from ..nodes.retrieve.attempts import Push, ReadOnlyMemory
 from ..nodes.retrieve.recollect import Excerpts, PrecedentsPart, Recollect
 from ..nodes.retrieve.triggers import CheckTriggers, Trigger, route_memory_request
@@ -75,7 +76,7 @@ from .wiring.banks import (
 )
 from .wiring.episode import AttemptState, episode_graph
 from .wiring.flow import Node, Router, parse_flow
-from .wiring.inputs import NOT_GIVEN, SHARED, MethodInputs, check_least, check_literals, given_settings
+from .wiring.inputs import NOT_GIVEN, SHARED, MethodInputs, check_least, given_settings
 
 __all__ = ["MODES", "AdaMEM", "Mode", "build", "deciding_nodes"]
 
@@ -144,7 +145,7 @@ class AdaMEMState(AttemptState, PrecedentChannels, StrategyChannels, DraftChanne
 
 
 @dataclass(frozen=True)
-class AdaMEM:
+class AdaMEM(ArgumentCheck):
     """Hyper-parameters. `paper_low` and `paper_high`: the published settings; without an `embedder`, which is to be given, with Jaccard."""
 
     # The mode, and who writes
@@ -214,7 +215,6 @@ class AdaMEM:
     """The temperature of the softmax over scored actions; 0 takes the best. A model that writes has its own (paper: 0.7)."""
 
     def __post_init__(self) -> None:
-        check_literals(self, "adamem")
         check_least(self, "adamem", k=1, stall_steps=1, max_per_trajectory=0)
         check_least(self, "adamem", followup_steps=0, temperature=0)
         if self.tuned and not re.fullmatch(r"(step|outcome)@[1-9]\d*", self.tuned):

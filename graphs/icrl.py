@@ -28,7 +28,7 @@ from ..nodes.evaluate.judge import NoJudge, ZeroJudge
 from ..nodes.retrieve.attempts import AttemptsPart, Compose, InstructionStrategy, plain_instructions, round_instructions
 from .wiring.episode import ChoiceSettings, WordingSettings, attempt_nodes, episode_graph
 from .wiring.flow import Node
-from .wiring.inputs import NOT_GIVEN, MethodInputs, check_least, check_literals, given_settings
+from .wiring.inputs import NOT_GIVEN, MethodInputs, check_least, given_settings
 
 __all__ = ["FLOW", "ICRL", "build"]
 
@@ -80,7 +80,6 @@ class ICRL(WordingSettings, ChoiceSettings):
     """The attempt that a run ends with: the `best` by the rewards that were seen, or the `last`, as in the paper's Table 2."""
 
     def __post_init__(self) -> None:
-        check_literals(self, "icrl")
         check_least(self, "icrl", last_n=1, rearrange_every=1, max_state_chars=1, temperature=0, max_memory_tokens=0)
 
     preset_temperatures: ClassVar[Mapping[str, float]] = {"paper": 1.0}

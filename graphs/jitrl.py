@@ -58,13 +58,14 @@ from ..nodes.act.choose import Choose
 from ..nodes.act.decide import Augment, GuardedAdvice, Modulate, admit_remembered
 from ..nodes.act.episode import Act, Begin, Environment
 from ..nodes.act.policies import OptionsView, PromptView
+from ..nodes.arguments import ArgumentCheck
 from ..nodes.retrieve.context import ContextPart, WorldWithContext
 from ..nodes.retrieve.recall import Recall, Remember
 from ..nodes.state import AdviceChannels, LogitUpdateChannels, RecallChannels
 from .presets import jitrl as presets
 from .wiring.episode import AttemptState, episode_graph
 from .wiring.flow import Node
-from .wiring.inputs import NOT_GIVEN, SHARED, MethodInputs, check_literals, check_task_scope, given_settings
+from .wiring.inputs import NOT_GIVEN, SHARED, MethodInputs, check_task_scope, given_settings
 from .wiring.state_keys import WRITTEN_KEYS, check_needs, history_similarity, make_judge, make_trace_node
 
 __all__ = ["FLOW", "VARIANT_NODES", "AdvantageSettings", "JitRL", "build", "open_memory"]
@@ -105,7 +106,7 @@ class JitRLState(AttemptState, RecallChannels, AdviceChannels, LogitUpdateChanne
 
 
 @dataclass(frozen=True)
-class AdvantageSettings:
+class AdvantageSettings(ArgumentCheck):
     """The hyper-parameters from memory to advantages, which JitRL and Prompt Update share."""
 
     # Which formulas
@@ -182,7 +183,6 @@ class JitRL(AdvantageSettings):
     memory knows has z = 0, which is the highest log-probability and the lowest confidence."""
 
     def __post_init__(self) -> None:
-        check_literals(self, "jitrl")
         check_task_scope(self, "jitrl")
         if (self.embedder and self.state_key not in EMBEDDED_KEYS) or (self.state_key == "embedding" and not self.embedder):
             raise UserError(

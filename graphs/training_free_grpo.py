@@ -57,6 +57,7 @@ from langgraph.graph.state import CompiledStateGraph
 
 from ..memory.errors import UserError
 from ..memory.records import Task
+from ..nodes.arguments import ArgumentCheck
 from ..nodes.cached_model import model_name
 from ..nodes.extract import groups
 from ..nodes.extract.critic import Critic, LessonSettings, contrast, extract, invent, propose, summarise
@@ -70,7 +71,7 @@ from ..nodes.update.consolidate import consolidate
 from .baselines import lesson_react
 from .wiring.fingerprint import group_fingerprint
 from .wiring.flow import Node, Router, compile_graph, wire
-from .wiring.inputs import NOT_GIVEN, MethodInputs, check_literals, given_settings
+from .wiring.inputs import NOT_GIVEN, MethodInputs, given_settings
 from .wiring.learning_run import (
     AcceptTest,
     CriticModel,
@@ -130,7 +131,7 @@ flowchart LR
 
 
 @dataclass(frozen=True)
-class TrainingFreeGRPO:
+class TrainingFreeGRPO(ArgumentCheck):
     """Hyper-parameters, and four groups of further ones; a group's class gives the meaning, the unit and the paper's value of each."""
 
     problems: int = 100
@@ -172,7 +173,6 @@ class TrainingFreeGRPO:
 
     def __post_init__(self) -> None:
         for group in (self, self.rollouts, self.lessons, self.trial):
-            check_literals(group, "training-free-grpo")
             for one in fields(group):
                 given, least = getattr(group, one.name), _LEAST.get(one.name, 0)
                 if type(given) in (int, float) and given < least:

@@ -51,7 +51,7 @@ from ..wiring.banks import reaches_return
 from .agent_card import agent_card
 from .agent_identity import DOMAIN
 from .consultation import Advice, AdviceRoom, Consultation, PendingCall, Place, not_streamed
-from .episodes import CHAT_KEYS, ChatInputs, episode_channels, usage_record
+from .episodes import CHAT_KEYS, ChatInputs, episode_channels
 from .learner import LearnerOptions, LearningMiddleware
 
 __all__ = ["AdaMEMMiddleware"]
@@ -288,7 +288,7 @@ def _entry(state: Mapping[str, Any], usage: Usage, *, drafted: bool = False, fai
         "strategy": {**asdict(strategy), "sources": list(strategy.sources)} if strategy else None,
         "written": state["written"],
         "declined": [] if strategy else [one.trajectory for one in precedents if state.get("synthesis")],
-        "usage": usage_record(usage),
+        "usage": {name: getattr(usage, name) for name in ("calls", "input_tokens", "output_tokens", "unreadable")},
         "said": _words(state, usage, drafted, failure),
     }
     if failure or (usage.malformed and strategy is None):

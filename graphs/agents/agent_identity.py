@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from langchain_core.messages import AIMessage
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.store.base import BaseStore
 
@@ -48,7 +49,9 @@ class AgentIdentity:
             )
         if name is not None and not (isinstance(name, str) and name):
             raise UserError(f"name is the agent's, a text; got {name!r}")
-        self._store, self._given, self._of_run = store, name, ""
+        self._store, self._given = store, name
+        self._bound: str | None = None
+        self._of_run: str | None = None
         self._tools = set[str]()
         self.listed = dict[str, frozenset[str]]()
         """Name of a tool -> its arguments whose values its schema lists."""
@@ -79,17 +82,23 @@ class AgentIdentity:
         Raises:
             ScopeError: the store has several agents, and it is not said which one is meant.
         """
-        if self._given or self._of_run:
-            return self._given or self._of_run
-        found = [labels[1] for labels in self.store.list_namespaces(prefix=(ROOT,), max_depth=2) if len(labels) > 1]
-        names = sorted(set(found))
+        if known := self._given or self._bound or self._of_run:
+            return known
+        names = sorted({labels[1] for labels in self.namespaces((ROOT,), 2)})
         if len(names) > 1:
             raise ScopeError(f"the store has the agents {', '.join(names)}: say which one is meant, with name=...")
         return names[0] if names else DEFAULT_NAME
 
+    def namespaces(self, prefix: tuple[str, ...], depth: int) -> list[tuple[str, ...]]:
+        """The beginnings of the store's namespaces that have this prefix and so many labels."""
+        found = list[tuple[str, ...]]()
+        while page := self.store.list_namespaces(prefix=prefix, max_depth=depth, limit=1_000, offset=len(found)):
+            found += page
+        return list(dict.fromkeys(labels for labels in found if len(labels) == depth))
+
     def label(self) -> str:
         """The name as a label of a namespace."""
-        return escape_label(self.name) if self._given or self._of_run else self.name
+        return escape_label(self.name) if self._given or self._bound or self._of_run else self.name
 
     def read_run(self, runtime: Any, metadata: Mapping[str, Any]) -> None:
         """Take the store and the name that a run has, where none is given.
@@ -100,12 +109,28 @@ class AgentIdentity:
         if self._store is None:
             self._store = getattr(runtime, "store", None)
             _ = self.store
-        name = str(metadata.get("lc_agent_name") or DEFAULT_NAME)
-        if self._given is None and self._of_run not in ("", name):
+        said = metadata.get("lc_agent_name") if self._bound is None else self._bound
+        self._of_run = self._only(self._of_run, str(said or DEFAULT_NAME))
+
+    def bind(self, name: str) -> None:
+        """Take the name of the agent that is being made; empty: it has none. A run's is the caller's, where a tool passes its config on.
+
+        Raises:
+            ScopeError: an agent of another name has this middleware.
+        """
+        self._bound = self._only(self._bound, name)
+
+    def _only(self, known: str | None, name: str) -> str:
+        if self._given is None and known not in (None, name):
             raise ScopeError(
-                f"one middleware serves the agents {self._of_run} and {name}: give each its own, or name= to share"
+                f"one middleware serves the agents {known or DEFAULT_NAME} and {name or DEFAULT_NAME}: give each its own, or name= to share"
             )
-        self._of_run = name
+        return name
+
+    def own(self, messages: Sequence[Any]) -> list[Any]:
+        """The messages without what other agents of a graph have said and called; what they were told by tools was read here, too."""
+        mine = (None, self._bound) if self._bound else ()
+        return [one for one in messages if not mine or not isinstance(one, AIMessage) or one.name in mine]
 
     def read_tools(self, tools: Sequence[Any]) -> None:
         """Compare the tools of an agent without a name with those of the agents that have used this memory before.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import islice
 from math import inf
 
 from ...memory.attempts.buffer import Buffer
@@ -88,7 +89,4 @@ class ConversationAttempts:
 
     @staticmethod
     def _newest(known: dict[str, Trajectory], count: int) -> Sequence[Trajectory]:
-        found = []
-        for _, one in zip(range(count), reversed(known.values()), strict=False):
-            found.append(one)
-        return found[::-1]
+        return list(islice(reversed(known.values()), count))[::-1]

@@ -12,6 +12,8 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from langchain.agents.middleware import ModelRequest
+from langchain.agents.middleware.types import ExtendedModelResponse, ModelResponse
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.runnables import Runnable
@@ -22,12 +24,6 @@ from ...nodes.ask import estimate_tokens
 from ...nodes.lesson_prompts import append_section
 from ..wiring.inputs import DEFAULT_WINDOW
 from .lift import ThreadTrial
-
-try:
-    from langchain.agents.middleware import ModelRequest
-    from langchain.agents.middleware.types import ExtendedModelResponse, ModelResponse
-except ImportError as error:
-    raise ImportError("learning agents need langchain, which is missing: pip install 'langchain>=1.4'") from error
 
 __all__ = ["Advice", "AdviceRoom", "Consultation", "PendingCall", "Place"]
 
@@ -219,9 +215,3 @@ def turn_id(messages: Sequence[Any]) -> str:
     """Id of the user's message that is being answered; its number where it has none, as in Deep Agents."""
     humans = [one for one in messages if isinstance(one, HumanMessage)]
     return str(humans[-1].id or f"turn {len(humans)}") if humans else "turn"
-
-
-def run_id(runtime: Any) -> str:
-    """Id of the run that goes on; empty where it has none."""
-    info = getattr(runtime, "execution_info", None)
-    return str(getattr(info, "run_id", None) or "")

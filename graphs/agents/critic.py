@@ -8,12 +8,12 @@ conversation studied again.
 
 No conversation stops the others. A reply that cannot be read is asked for again, at most twice (nodes/ask.py); then the conversation is given up, and counted; so is a conversation that cannot be
 shown to the critic. One that the critic fails at goes to the end of the queue, and counts as unreadable after `MOST_TRIES` if the critic
-has answered about others meanwhile. A critic that cannot be asked at all leaves conversations waiting, and nothing else fails.
+has answered about others meanwhile, or fails by an error of its own. One whose service is away leaves conversations waiting, and nothing
+else fails.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
@@ -29,7 +29,8 @@ from ...memory.conversations.store import ConversationStore, Rating, Reflection,
 from ...memory.errors import UserError, plural
 from ...memory.records import Trajectory
 from ...memory.telemetry import memory_names, span
-from ...nodes.ask import Ask, BadReply
+from ...nodes.ask import Ask, BadReply, is_refused_request
+from ...nodes.retrieve.user_share import within_share
 from .agent_card import agent_card
 from .consultation import Advice, Consultation, Place, model_window, not_streamed
 from .learner import LearnerOptions, LearningMiddleware
@@ -37,7 +38,6 @@ from .scope_values import ScopeValue
 from .scopes import ScopeMemory
 from .status import LearnerStatus
 from .study_worker import StudyWorker
-from .user_share import within_share
 
 if TYPE_CHECKING:
     from langchain.agents.middleware import ModelRequest
@@ -48,7 +48,9 @@ LOG = logging.getLogger(__name__)
 MANY = 4
 """Changes from which on all reflections are read at once."""
 MOST_TRIES = 3
-"""Failures of the critic at a conversation after which it counts as unreadable, if the critic has answered about others meanwhile."""
+"""Failures of the critic at a conversation after which it counts as unreadable, unless its service is away."""
+OWN_FAULTS = TypeError, ValueError, LookupError, AttributeError, NotImplementedError, AssertionError
+"""Errors of a critic that fails in the same way when it is asked again, whatever its service does."""
 RETRY_SECONDS = 60.0
 """Pause after a critic that failed twice in a row; it doubles with each further failure, up to `LONGEST_PAUSE`."""
 LONGEST_PAUSE = 3600.0
@@ -126,11 +128,6 @@ class StudyIndex(Generic[Content]):
             self._news.clear()
             return changed
 
-    @property
-    def has_news(self) -> bool:
-        """True if conversations changed since the last `take_news`."""
-        return bool(self._news)
-
     def next_group(self, size: int | None, without: Collection[str], share: float = 1.0) -> list[Trajectory]:
         """Conversations that wait: one, or `size` of one task with a reward; none if there are not so many.
 
@@ -166,7 +163,8 @@ class StudyIndex(Generic[Content]):
         self._failures_in_row += 1
         if self._failures_in_row > 1:
             self.resume_at = time.monotonic() + min(RETRY_SECONDS * 2.0 ** (self._failures_in_row - 2), LONGEST_PAUSE)
-        return tries + 1 >= MOST_TRIES and self._answers > answers
+        lies_in_it = self._answers > answers or isinstance(failure, OWN_FAULTS) or is_refused_request(failure)
+        return tries + 1 >= MOST_TRIES and lies_in_it
 
 
 class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]):
@@ -193,8 +191,6 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
         **options: Unpack[LearnerOptions],
     ) -> None:
         super().__init__(store, **options)
-        if study not in ("background", "job"):
-            raise UserError(f"study is background or job, got {study!r}")
         self.critic, self.study, self.window = critic, study, window
         self._worker = StudyWorker(self._study)
 
@@ -258,10 +254,6 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
             waiting = f"{plural(len(index.waiting), 'conversation')} cannot be studied"
             raise UserError(f"{waiting}: no critic is known in a process in which the agent has not run; give critic=, a model")
         return self.status(**scope)
-
-    async def alearn(self, **scope: ScopeValue) -> LearnerStatus:
-        """As `learn`, in a program that is awaited."""
-        return await asyncio.to_thread(lambda: self.learn(**scope))
 
     def close(self) -> None:
         """End the thread that studies, and close the store; what waits is studied another time."""

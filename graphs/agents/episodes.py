@@ -17,7 +17,7 @@ from langchain_core.messages import AIMessage, AnyMessage, ToolMessage
 
 from ...memory.attempts.trajectories import KeyFunction, whole_prompt_key
 from ...memory.conversations.messages import StateKey, steps, text_read
-from ...memory.records import Observation, Task, Transition, Usage
+from ...memory.records import Observation, Task, Transition
 from ...memory.storage.journal import Journal
 from ..wiring.banks import KeyName
 from ..wiring.inputs import MethodInputs
@@ -112,9 +112,3 @@ def episode_channels(messages: Sequence[AnyMessage], place: Place, state_key: St
         "candidates": [],
         "reasons": [],
     }
-
-
-def usage_record(usage: Usage) -> dict[str, int]:
-    """The cost of a method's own calls, as plain data: calls, tokens, and replies that could not be used."""
-    names = ("calls", "input_tokens", "output_tokens", "unreadable")
-    return {name: getattr(usage, name) for name in names}

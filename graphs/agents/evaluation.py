@@ -31,7 +31,6 @@ from ...memory.display import markdown_table, with_interval
 from ...memory.errors import UserError
 from ...memory.records import Usage
 from ...nodes.evaluate.statistics import Interval, interval, mean
-from .critic import CriticMiddleware
 from .given_advice import PromptMeter
 from .learner import LearningMiddleware
 
@@ -138,21 +137,12 @@ class LearningReport:
                 for task, reward in rewards.items()
                 if base[seed][task] >= self.pass_reward > reward
             ]
-            found.append(
-                ArmReport(
-                    arm=name,
-                    first=mean(firsts),
-                    last=mean(list(per_seed.values())),
-                    last_ci=interval(list(per_seed.values())),
-                    lead=mean(leads),
-                    lead_ci=interval(leads),
-                    harmed=tuple(harmed),
-                    tokens=mean([float(one.usage.input_tokens + one.usage.output_tokens) for one in mine]),
-                    cached=sum(one.cached for one in mine) / max(1, sum(one.sent for one in mine)),
-                    seconds=mean([one.seconds for one in mine]),
-                    failures=sum(bool(one.failure) for one in mine),
-                )
-            )
+            tokens = mean([float(one.usage.input_tokens + one.usage.output_tokens) for one in mine])
+            cached = sum(one.cached for one in mine) / max(1, sum(one.sent for one in mine))
+            seconds, failures = mean([one.seconds for one in mine]), sum(bool(one.failure) for one in mine)
+            lasts = mean(list(per_seed.values())), interval(list(per_seed.values()))
+            row = mean(firsts), *lasts, mean(leads), interval(leads), tuple(harmed)
+            found.append(ArmReport(name, *row, tokens, cached, seconds, failures))
         return found
 
     def table(self) -> str:
@@ -218,14 +208,13 @@ def evaluate_learning(
     if unknown := set(shuffled) - arms.keys():
         raise UserError(f"evaluate_learning: shuffled names {', '.join(sorted(unknown))}; the arms are {', '.join(arms)}")
 
-    def play(work: tuple[str, int]) -> list[TaskResult]:
-        name, seed = work
-        return _play_arm(name, seed, arms[name], make_agent, tasks, reward, name in shuffled)
-
-    work = [(name, seed) for name in arms for seed in range(seeds)]
     with ThreadPoolExecutor(workers) as pool:
-        played = list(pool.map(play, work))
-    return LearningReport(tuple(one for some in played for one in some), part, pass_reward)
+        work = [
+            pool.submit(_play_arm, name, seed, arm, make_agent, tasks, reward, name in shuffled)
+            for name, arm in arms.items()
+            for seed in range(seeds)
+        ]
+    return LearningReport(tuple(one for some in work for one in some.result()), part, pass_reward)
 
 
 def _play_arm(
@@ -262,12 +251,15 @@ def _play_arm(
             seen.append(found)
             if learner is not None and learner.mode != "off":
                 learner.feedback(thread, reward=random.choice(seen) if is_shuffled else found, source="evaluation", **scope)
-                if isinstance(learner, CriticMiddleware):
-                    learner.learn(**scope)
+                learner.learn(**scope)
         if other is not None and other.learn is not None and not failure:
             other.learn(agent, task, messages, found)
-        counts = list(meter.usage_metadata.values())
-        usage = Usage(len(counts), sum(c["input_tokens"] for c in counts), sum(c["output_tokens"] for c in counts))
-        sizes = prompts.sent - before[0], prompts.cached - before[1]
+        usage, sizes = metered_usage(meter), (prompts.sent - before[0], prompts.cached - before[1])
         results.append(TaskResult(name, seed, position, task.id, found, usage, time.perf_counter() - start, failure, *sizes))
     return results
+
+
+def metered_usage(meter: UsageMetadataCallbackHandler) -> Usage:
+    """The usage of all models that a callback has listened to."""
+    counts = list(meter.usage_metadata.values())
+    return Usage(len(counts), sum(one["input_tokens"] for one in counts), sum(one["output_tokens"] for one in counts))

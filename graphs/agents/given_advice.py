@@ -26,7 +26,7 @@ from ...nodes.ask import estimate_tokens
 from .consultation import Advice, AdviceRoom, Consultation, PendingCall, Place
 from .lift import ThreadTrial
 
-__all__ = ["AdvicePlace", "AdvisedPrompts", "LearningState", "OpenConsultation", "PromptMeter", "SentPrompts"]
+__all__ = ["AdvicePlace", "AdvisedPrompts", "LearningState", "PromptMeter"]
 
 LOG = logging.getLogger(__name__)
 
@@ -142,6 +142,13 @@ class OpenConsultation:
     """What it waits for, or its outcome; None if it failed."""
     first: Any = None
     """The agent's model's answer to the first requests: what holds where the consultation fails."""
+    failure: str = ""
+    """The reason for which it failed."""
+
+    @property
+    def answer(self) -> Any:
+        """The response as it is now; None: the model has not been asked."""
+        return self.asks.response if isinstance(self.asks, Advice) else self.first
 
     def go_on(self, answer: Any = None) -> None:
         """Go on with an answer to what it waits for. An error as answer is raised in it."""
@@ -152,7 +159,7 @@ class OpenConsultation:
         except StopIteration as end:
             self.asks = end.value
         except Exception as error:
-            self.asks = None
+            self.asks, self.failure = None, f"{type(error).__name__}: {error}"
             words = "%s: the consultation failed, and the agent answers without advice: %s"
             LOG.warning(words, self.method, error, exc_info=error)
 

@@ -56,6 +56,7 @@ class ICRLMiddleware(LearningMiddleware[ConversationAttempts]):
     """
 
     method: ClassVar[str] = "icrl"
+    remedy: ClassVar[str] = "few conversations are attempts at the same; give a task that more of them share"
     default_place: ClassVar[AdvicePlace] = "thread"  # what is shown is of the task, which is the thread's
 
     def __init__(

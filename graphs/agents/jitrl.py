@@ -30,7 +30,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Unpack, get_args
+from typing import Any, ClassVar, Literal, Unpack
 
 from langchain.agents.middleware import ModelRequest
 from langchain.agents.middleware.types import ModelResponse
@@ -117,8 +117,6 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         super().__init__(store, **options)
         if samples < 1:
             raise UserError(f"samples is the number of times that the model is asked at a decision, at least 1; got {samples}")
-        if candidates not in (known := get_args(CandidateSource)):
-            raise UserError(f"candidates is one of {', '.join(known)}; got {candidates!r}")
         self.similarity = similarity
         floor = MIN_SIMILARITY if similarity is None else similarity.default_floor
         self.settings = settings or JitRL(min_similarity=floor, gamma=1.0, exploration_bonus=0.0)
@@ -202,14 +200,18 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
             changes, decisions = changes + sum(taken), decisions + len(taken)
             rewards[any(taken)] += [one.reward for one in conversations.ratings(talk.id) if one.reward is not None and taken]
         earned = {changed: f"{sum(found) / len(found):.2f}" if found else "nothing yet" for changed, found in rewards.items()}
-        note = f"memory changed {changes} of {plural(decisions, 'decision')}"
+        note = f"memory changed {changes or 'none'} of {plural(decisions, 'decision')}"
         note += f": these conversations earned {earned[True]} on average, the others {earned[False]}" if changes else ""
         found = super().status(**scope)
         return replace(found, notes=(*found.notes, *([note] if decisions else []), *self.decisions.missing))
 
     def describe(self, entry: Mapping[str, Any]) -> list[str]:
         """An entry in words, a line each."""
-        return super().describe(entry) if entry.get("decision") else [f"{self.method}: no decision, so memory was not asked"]
+        return (
+            super().describe(entry)
+            if entry.get("decision", "failed" in entry)
+            else [f"{self.method}: no decision, so memory was not asked"]
+        )
 
     def _decisions(self, response: ModelResponse[Any]) -> list[tuple[DecisionForm, ToolCall]]:
         """The decisions of a reply, each with its call, in their order."""
@@ -339,4 +341,6 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
                 complete = self.decisions.complete(form, known) or {}
                 call = ToolCall(name=form.tool, args=complete, id=call["id"], type="tool_call")
             calls.append(call)
-        return ModelResponse([AIMessage("", tool_calls=calls, id=f"{message.id}-learned")], first.structured_response)
+        return ModelResponse(
+            [AIMessage("", tool_calls=calls, id=f"{message.id}-learned", name=message.name)], first.structured_response
+        )

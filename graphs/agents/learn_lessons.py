@@ -15,19 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from langchain_core.callbacks import UsageMetadataCallbackHandler
+from langchain_core.messages import convert_to_messages
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from ...memory.conversations.messages import REPLY, goal_and_last_turn, trajectory
 from ...memory.conversations.screen import Screen
 from ...memory.errors import UserError
 from ...memory.lessons.versions import LibraryVersions
-from ...memory.records import Observation, Task, Usage
+from ...memory.records import Observation, Task
 from ...memory.storage.cache import Cache
 from ...memory.storage.rows import Rows
 from ..training_free_grpo import TrainingFreeGRPO, build
 from ..wiring.inputs import MethodInputs
 from ..wiring.learning_run import CriticModel, RolloutGraphs, RunResources
-from .evaluation import AgentTask
+from .evaluation import AgentTask, metered_usage
 from .lesson_groups import transcript_text
 from .scopes import DEFAULT_SCREEN, NO_SCREEN
 from .training_free_grpo import TrainingFreeGRPOMiddleware
@@ -111,12 +112,7 @@ def _resources(folder: Path | str | None) -> RunResources:
 def _problem(task: AgentTask) -> Task:
     """The task as Training-Free GRPO knows it; its text is what the user says."""
     said = task.messages if isinstance(task.messages, list | tuple) else [task.messages]
-    texts = [one if isinstance(one, str) else one[1] if isinstance(one, tuple) else _content(one) for one in said]
-    return Task(task.id, "\n".join(map(str, texts)))
-
-
-def _content(message: Any) -> Any:
-    return message["content"] if isinstance(message, dict) else message.text
+    return Task(task.id, "\n".join(str(one.text) for one in convert_to_messages(said)))
 
 
 def _log_result(result: Any, resources: RunResources) -> None:
@@ -166,7 +162,6 @@ class _PlayConversation(Runnable[Any, Any]):
             raise UserError(f"learn_lessons: a reward is a number from 0 to 1, got {reward} for {task.id}")
         made = trajectory(out["messages"], reward, task=input["task"], run=thread)
         kept = replace(made, transitions=self.screen.steps(out["messages"], goal_and_last_turn))
-        counts = list(meter.usage_metadata.values())
         return {
             "score": reward or 0.0,
             "earned": reward,
@@ -175,7 +170,5 @@ class _PlayConversation(Runnable[Any, Any]):
             "answer": kept.transitions[-1].action.removeprefix(REPLY) if kept.transitions else "",
             "step": len(made.transitions),
             "tool_calls": sum(not step.action.startswith(REPLY) for step in made.transitions),
-            "usage": Usage(
-                len(counts), sum(one["input_tokens"] for one in counts), sum(one["output_tokens"] for one in counts)
-            ),
+            "usage": metered_usage(meter),
         }

@@ -18,21 +18,27 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
+from langchain.agents import create_agent
+from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest
+from langchain.agents.middleware.types import ExtendedModelResponse, ToolCallRequest
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 from langchain_core.runnables import Runnable
+from langchain_core.tools import BaseTool
 from langgraph.config import get_config
 from langgraph.store.base import BaseStore
 from langgraph.types import Command
 
-from ...memory.conversations.messages import first_new_message, last_user_message
+from ...memory.conversations.messages import first_new_message, goal_and_last_turn, last_user_message
 from ...memory.conversations.reviews import review_rating
 from ...memory.conversations.store import Turn
 from ...memory.errors import UserError
@@ -40,17 +46,6 @@ from ...memory.records import Task
 from ...memory.telemetry import Traced, memory_names, span
 from ...nodes.text import trim_middle
 from .agent_identity import DOMAIN
-from .executed_calls import watch_call
-from .reward_sources import RewardSource, describe_source, read_reward
-from .scope_values import ScopeError
-from .scopes import Index, ScopedLearner, ScopeOptions
-
-try:
-    from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest
-    from langchain.agents.middleware.types import ExtendedModelResponse, ToolCallRequest
-except ImportError as error:
-    raise ImportError("learning agents need langchain, which is missing: pip install 'langchain>=1.4'") from error
-
 from .consultation import (
     Advice,
     Consultation,
@@ -62,10 +57,13 @@ from .consultation import (
     gather_awaited,
     invoke,
     model_response,
-    run_id,
     turn_id,
 )
+from .executed_calls import watch_call
 from .given_advice import AdvicePlace, AdvisedPrompts, LearningState, OpenConsultation, SentPrompts, plain_messages
+from .reward_sources import RewardSource, describe_source, read_reward
+from .scope_values import ScopeError
+from .scopes import Index, ScopedLearner, ScopeOptions
 
 __all__ = ["LearnerOptions", "LearningMiddleware", "LearningState"]
 
@@ -118,8 +116,6 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         AgentMiddleware.__init__(self)
         ScopedLearner.__init__(self, store, **options)
         self._reward, self._next_turn, self._reviews = reward, next_turn, reviews
-        if place not in (None, "turn", "thread"):
-            raise UserError(f"place is turn or thread, got {place!r}")
         if max_added_tokens is not None and max_added_tokens < 1:
             raise UserError(f"max_added_tokens is a number of tokens, at least 1, or None; got {max_added_tokens!r}")
         self.place, self.max_added_tokens, self._sent = place or self.default_place, max_added_tokens, SentPrompts()
@@ -149,18 +145,29 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         """
         from .model_node import model_node
 
+        self.agent.bind("")
         return model_node(self, model, tools, system_prompt)
 
     # -- hooks of the agent -----------------------------------------------------------------------------------------------
 
+    @property
+    def tools(self) -> Sequence[BaseTool]:  # type: ignore[override]
+        """None of its own. `create_agent` asks for them: the one place where LangChain knows the name of the agent that it makes."""
+        frame = sys._getframe(1)
+        while frame.f_code is not create_agent.__code__ and frame.f_back is not None:
+            frame = frame.f_back
+        if frame.f_code is create_agent.__code__:
+            self.agent.bind(frame.f_locals["name"] or "")
+        return ()
+
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:
         """Ask the model with the method's advice."""
-        if (run := self._open(request)) is None:
-            return handler(request)
+        if not isinstance(run := self._open(request), OpenConsultation):
+            return self._without_advice(request, handler(request), run)
         try:
             while isinstance(asks := run.asks, PendingCall):
                 run.go_on(invoke(asks) if asks.runnable is not None else answer_all(run.prompts.advise(asks), handler))
-            found = self._finish(run) or handler(request)
+            found = self._finish(run, run.answer or handler(request))
         except Exception:
             self._record_so_far(request, None)
             raise
@@ -169,14 +176,14 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
 
     async def awrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[Any]]) -> Any:
         """Ask the model with the method's advice, in an agent that is awaited."""
-        if (run := await asyncio.to_thread(self._open, request)) is None:
-            return await handler(request)
+        if not isinstance(run := await asyncio.to_thread(self._open, request), OpenConsultation):
+            return self._without_advice(request, await handler(request), run)
         try:
             while isinstance(asks := run.asks, PendingCall):
                 is_own = asks.runnable is not None
                 answer = await (ainvoke(asks) if is_own else aanswer_all(run.prompts.advise(asks), handler))
                 await asyncio.to_thread(run.go_on, answer)
-            found = self._finish(run) or await handler(request)
+            found = self._finish(run, run.answer or await handler(request))
         except Exception:
             await asyncio.to_thread(self._record_so_far, request, None)
             raise
@@ -223,20 +230,21 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
 
     # -- within -----------------------------------------------------------------------------------------------------------
 
-    def _open(self, request: ModelRequest[Any]) -> OpenConsultation | None:
-        """Look into memory for a model call, up to the first thing that the method waits for."""
+    def _open(self, request: ModelRequest[Any]) -> OpenConsultation | str:
+        """Look into memory for a model call, up to the first thing that the method waits for; why that failed, or an empty text where
+        memory is not asked."""
         if self.mode == "off":
-            return None
+            return ""
         with span("search_memory") as traced:
-            if (run := self._begin(request, traced)) is None:
-                return None
+            if not isinstance(run := self._begin(request, traced), OpenConsultation):
+                return run
             run.go_on()
             if isinstance(asks := run.asks, PendingCall) and asks.runnable is None:
                 traced.set({"gen_ai.memory.record.count": len(asks.sources)})
                 traced.set_texts("gen_ai.memory.records", [{"content": asks.section}] if asks.section else None)
             return run
 
-    def _begin(self, request: ModelRequest[Any], traced: Traced) -> OpenConsultation | None:
+    def _begin(self, request: ModelRequest[Any], traced: Traced) -> OpenConsultation | str:
         try:
             place = self._place(request.state, request.runtime)
             place = replace(place, traceparent=traced.traceparent)
@@ -247,13 +255,15 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             if self.read_tools(request.tools):
                 self._rebuild_indexes()
             if (memory := self._opened(place.scope, place.thread, goes_on=place.step > 0)) is None:
-                return None
+                return ""
             drawn: Any = request.state.get("trials") or {}
             key, known = f"{self.method}/{place.thread}", drawn.get(self.method)
             trial = self.plan.draw(key, memory.ledger, known, is_guided=self.mode == "guide")
             are_known = partial(self.are_known, memory)
             prompts = AdvisedPrompts(request, self.method, self.place, trial, are_known, self.max_added_tokens)
-            plain = request.override(messages=plain_messages(request.messages))
+            entries: Any = request.state.get("learning") or ()
+            state: Any = {**request.state, "learning": [one for one in entries if "failed" not in one]}
+            plain = request.override(messages=self.agent.own(plain_messages(request.messages)), state=state)
             place = replace(place, trial=trial, room=prompts.room)
             return OpenConsultation(self.method, self.consult(plain, place, memory.index), prompts, place)
         except ScopeError:
@@ -261,13 +271,21 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         except Exception as error:
             traced.fail(error)
             LOG.warning("%s: memory cannot be consulted, and the agent answers without advice: %s", self.method, error)
-            return None
+            return f"{type(error).__name__}: {error}"
 
-    def _finish(self, run: OpenConsultation) -> Any:
-        """The response with its entry for the state; what the model said first if the consultation failed; None: ask it."""
+    def _without_advice(self, request: ModelRequest[Any], answer: Any, failure: str) -> Any:
+        """The answer, with an entry for the state that says why memory failed, if it did."""
+        if not failure:
+            return answer
+        entry = {"method": self.method, "mode": self.mode, "recalled": [], "failed": failure, "turn": turn_id(request.messages)}
+        self._memory(self._run_scope(request.runtime)).tally(entry)
+        return ExtendedModelResponse(model_response(answer), Command(update={"learning": [entry]}))
+
+    def _finish(self, run: OpenConsultation, answer: Any) -> Any:
+        """The response with its entry for the state."""
         advice, prompts, place = run.asks, run.prompts, run.place
         if not isinstance(advice, Advice):
-            return run.first
+            return self._without_advice(prompts.last, answer, run.failure)
         entry = {"method": self.method, "mode": self.mode, "recalled": [], **advice.entry, **prompts.entry(advice.entry)}
         entry["turn"] = place.turn
         if place.traceparent:
@@ -290,7 +308,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             last = known.turns[-1].id if known is not None and known.turns else place.turn
             return None if last == place.turn else (self._next_turn, last)
         except Exception as error:
-            LOG.warning("%s: the turn before is not rated, since it cannot be read: %s", self.method, error)
+            self._note_failure(runtime, "the turn before was not rated, since it cannot be read", error)
             return None
 
     def _rate(self, state: Any, runtime: Any, source: RewardSource, turn: str) -> None:
@@ -302,7 +320,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
                     said = thread.submit(asyncio.run, gather_awaited(said)).result()
             self._keep_rating(state, runtime, source, turn, said)
         except Exception as error:
-            LOG.warning("%s: a turn was not rated by %s: %s", self.method, describe_source(source), error)
+            self._note_failure(runtime, f"a turn was not rated by {describe_source(source)}", error)
 
     async def _arate(self, state: Any, runtime: Any, source: RewardSource, turn: str) -> None:
         """As `_rate`, in an agent that is awaited: a source that is awaited runs in its loop, another one in a thread."""
@@ -311,7 +329,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             said = await said if inspect.isawaitable(said) else said
             await asyncio.to_thread(self._keep_rating, state, runtime, source, turn, said)
         except Exception as error:
-            LOG.warning("%s: a turn was not rated by %s: %s", self.method, describe_source(source), error)
+            self._note_failure(runtime, f"a turn was not rated by {describe_source(source)}", error)
 
     def _keep_rating(self, state: Any, runtime: Any, source: RewardSource, turn: str, said: Any) -> None:
         if (found := read_reward(source, said)) is not None:
@@ -324,29 +342,29 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         if self.mode == "off":
             return False
         try:
-            place = self._place(state, runtime)
-            self._record(place, state["messages"], state.get("learning") or [], run_id(runtime))
-            turn = state["messages"][last_user_message(state["messages"]) :]
+            place, messages = self._place(state, runtime), self.agent.own(state["messages"])
+            self._record(place, messages, state.get("learning") or [], runtime)
+            turn = messages[last_user_message(messages) :]
             tools = () if isinstance(self._reviews, bool) else self._reviews
             found = review_rating(turn, self.rewards.least, self.rewards.most, tools) if self._reviews else None
             ratings = self._memory(place.scope).conversations.ratings(place.thread) if found else ()
             before = next((one for one in ratings if one.turn == place.turn), None)
             if found and (before is None or before.reward is None or before.source == "reviewer"):
                 said, words = before.text if before else "", found[1]  # a comment on a call that waited stays
-                self._add_review(place, (found[0], said if words in said else "; ".join(filter(None, (said, words)))))
+                self._add_review(runtime, place, (found[0], said if words in said else "; ".join(filter(None, (said, words)))))
         except ScopeError:
             raise
         except Exception as error:  # a store that is down must not take the answer from the user
-            LOG.warning("%s: a turn was not recorded, and nothing is learned from it: %s", self.method, error)
+            self._note_failure(runtime, "a turn was not recorded, and nothing is learned from it", error)
             return False
         return True
 
-    def _add_review(self, place: Place, found: tuple[float | None, str]) -> None:
+    def _add_review(self, runtime: Any, place: Place, found: tuple[float | None, str]) -> None:
         """Rate a recorded turn by what a person changed of it."""
         try:
             self.add_rating(place.scope, place.thread, *found, turn=place.turn, source="reviewer")
         except Exception as error:  # the turn is recorded all the same
-            LOG.warning("%s: a turn was not rated by its reviewer: %s", self.method, error)
+            self._note_failure(runtime, "a turn was not rated by its reviewer", error)
 
     def _record_so_far(self, request: ModelRequest[Any], found: Any) -> None:
         """Record a turn that goes on after a reply, or that has failed (None): it may never come to its end."""
@@ -358,23 +376,35 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             made: Any = found.command.update if isinstance(found, ExtendedModelResponse) and found.command else {}
             known: Any = request.state.get("learning") or []
             entries = [*known, *made.get("learning", ())]
-            messages: list[Any] = [*request.state["messages"], *replies]
-            self._record(place, messages, entries, run_id(request.runtime), goes_on=found is not None)
+            messages = [*self.agent.own(request.state["messages"]), *replies]
+            self._record(place, messages, entries, request.runtime, goes_on=found is not None)
         except Exception as error:
             LOG.warning("%s: a turn is not recorded before its end: %s", self.method, error)
 
-    def _record(self, place: Place, messages: Sequence[AnyMessage], learning: Any, run_id: str, goes_on: bool = False) -> None:
+    def _record(self, place: Place, messages: Sequence[AnyMessage], learning: Any, runtime: Any, goes_on: bool = False) -> None:
         if (found := self.screen.suspicion_in(messages[first_new_message(messages) :])) is not None:
             self.keep_out(place.scope, place.thread, *found)
         task = replace(place.task, instruction=self.screen.redact(place.task.instruction))
-        done = self.screen.steps(messages, self.state_key, last_user_message(messages), self.agent.listed)
+        where = last_user_message(messages), self.agent.listed
+        try:
+            done = self.screen.steps(messages, self.state_key, *where)
+        except Exception as error:  # the app's function; what happened is kept all the same
+            self._note_failure(runtime, "a turn was recorded without its state_key", error)
+            done = self.screen.steps(messages, goal_and_last_turn, *where)
         entries = tuple(
             {key: value for key, value in entry.items() if key != "turn"}
             for entry in learning
             if entry.get("turn") == place.turn and entry.get("method") == self.method
         )
-        turn = Turn(place.turn, done, run_id, entries)
+        run = str(getattr(getattr(runtime, "execution_info", None), "run_id", None) or "")
+        turn = Turn(place.turn, done, run, entries)
         self._memory(place.scope).conversations.record(place.thread, turn, task, DOMAIN, place.user, goes_on=goes_on)
+
+    def _note_failure(self, runtime: Any, what: str, error: Exception) -> None:
+        """Say in the log and in `status` what could not be done."""
+        LOG.warning("%s: %s: %s", self.method, what, error)
+        with suppress(UserError):  # it is not known whose it is
+            self._memory(self._run_scope(runtime)).note_failure(what, f"{type(error).__name__}: {error}")
 
     def _run_scope(self, runtime: Any) -> tuple[str, ...]:
         """The labels of the memory that a run works with.
@@ -387,7 +417,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         return self._labels_of(self.scope.of_run(runtime, config.get("configurable", {})))
 
     def _place(self, state: Any, runtime: Any) -> Place:
-        messages = state["messages"]
+        messages = self.agent.own(state["messages"])
         humans = [m for m in messages if isinstance(m, HumanMessage)]
         thread = get_config().get("configurable", {}).get("thread_id") or (humans[0].id if humans else None) or "no thread"
         task = self._task(messages) if self._task is not None else DOMAIN

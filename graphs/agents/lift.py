@@ -216,7 +216,8 @@ class TrialLedger:
         is_selected = abs(one - none) > CHANCE * math.sqrt(share * (1 - share) * sum(1 / size for size in sizes))
         low, high = (-1.0, 1.0) if is_selected else (found.low, found.high)
         interval = ((1 - least) * low, (1 - least) * high)
-        return LiftRow(name, len(pairs), counts[1][0], (1 - least) * found.mean, interval, (one, none), is_selected)
+        lift = (1 - least) * found.mean if len({*rewards}) > 1 else 0.0  # equal rewards differ by nothing, whatever was drawn
+        return LiftRow(name, len(pairs), counts[1][0], lift, interval, (one, none), is_selected)
 
 
 @dataclass

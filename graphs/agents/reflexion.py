@@ -51,6 +51,7 @@ class ReflexionMiddleware(CriticMiddleware[ConversationAttempts]):
     """
 
     method: ClassVar[str] = "reflexion"
+    remedy: ClassVar[str] = "few conversations are attempts at the same; give a task that more of them share"
     default_place: ClassVar[AdvicePlace] = "thread"  # what is shown is of the task, which is the thread's
 
     def __init__(

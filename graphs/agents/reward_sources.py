@@ -7,7 +7,7 @@ A source is called with the messages of a conversation, and says
 - a mapping with `score` and perhaps `comment`, as evaluators of openevals return it;
 - None: it cannot tell. A missing reward is not 0.
 
-`judge_source` makes one of an evaluator with openevals' arguments, `rank_rewards` turns an order of attempts into rewards.
+`judge_source` makes one of an evaluator with openevals' arguments.
 """
 
 from __future__ import annotations
@@ -113,20 +113,6 @@ def judge_source(judge: Callable[..., Any]) -> RewardSource:
 
     ask.__name__ = describe_source(judge)
     return ask
-
-
-def rank_rewards(order: Sequence[str]) -> dict[str, float]:
-    """Rewards of attempts that somebody ranked, where nobody can give numbers: id -> from 1 for the best to 0 for the last.
-
-    Args:
-        order: ids of the attempts, the best first, at least two.
-
-    Raises:
-        UserError: an id is there twice, or there are less than two.
-    """
-    if len(order) < 2 or len(set(order)) < len(order):
-        raise UserError(f"a ranking has two attempts or more, each once; got {list(order)}")
-    return {id: 1 - place / (len(order) - 1) for place, id in enumerate(order)}
 
 
 def rating_text(rating: Rating) -> str:

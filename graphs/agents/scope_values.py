@@ -54,15 +54,16 @@ class AgentScope:
         """The names, without question marks."""
         return tuple(name.removesuffix("?") for name in self.given)
 
-    def labels(self, values: Mapping[str, Any]) -> tuple[str, ...]:
-        """The labels of a namespace for these values.
+    def labels(self, values: Mapping[str, Any], *, to_last: bool = False) -> tuple[str, ...]:
+        """The labels of a namespace for these values; with `to_last` those up to the last name that a value is given for.
 
         Raises:
             ScopeError: a value is missing, has no name here, or is no text, number or UUID.
         """
         if unknown := sorted(values.keys() - set(self.names)):
             raise ScopeError(f"the scope of this agent has {', '.join(self.names) or 'no names'}; got {', '.join(unknown)}")
-        return tuple(self._label(name, values.get(name.removesuffix("?"))) for name in self.given)
+        end = max(n for n, name in enumerate(self.names, 1) if name in values) if to_last and values else None
+        return tuple(self._label(name, values.get(name.removesuffix("?"))) for name in self.given[:end])
 
     def _label(self, name: str, value: Any) -> str:
         if isinstance(value, Enum):

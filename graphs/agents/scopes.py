@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
-from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypedDict, TypeVar, Unpack
 from uuid import UUID
@@ -29,16 +28,17 @@ from ...memory.conversations.messages import StateKey, goal_and_last_turn
 from ...memory.conversations.recorded import ConversationSource
 from ...memory.conversations.screen import Screen
 from ...memory.conversations.store import Conversation, ConversationStore, Rating, RatingOptions, finite_reward
-from ...memory.errors import UserError, did_you_mean, plural
+from ...memory.errors import UserError, plural
 from ...memory.records import Trajectory
 from ...memory.telemetry import memory_names, span
+from ...nodes.arguments import ArgumentCheck
+from ...nodes.retrieve.user_share import within_share
 from .agent_identity import ROOT, AgentIdentity
 from .intake import Admitted, ImportReport, Intake, days_before, write_lift
 from .lift import Lift, TrialLedger, TrialPlan, measure_lift, retirement, unrated_draws
-from .reward_sources import RewardScale, RewardSource, rank_rewards, rating_text
+from .reward_sources import RewardScale, RewardSource, rating_text
 from .scope_values import AgentScope, ScopeValue, ThreadId
 from .status import LearnerStatus
-from .user_share import within_share
 
 if TYPE_CHECKING:
     from .consultation import Place
@@ -96,10 +96,8 @@ class ScopeMemory(Generic[Index]):
     """Model calls of these with something recalled, and with room to show it."""
     unshown: int = 0
     """The ones for which `max_added_tokens` had no room for any of it."""
-    unwritten: int = 0
-    """The ones for which a model that was to write advice did not."""
-    why_unwritten: str = ""
-    """The reason at the last of these."""
+    failures: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """What failed here -> how often, and the reason at the last time."""
     left_out: int = 0
     """Of these, the ones for which `max_added_tokens` had no room for all of it."""
     ledger: TrialLedger = field(default_factory=lambda: TrialLedger(""))
@@ -111,20 +109,26 @@ class ScopeMemory(Generic[Index]):
     opening: threading.Thread | None = None
     """The thread that reads a large memory, while it does."""
 
+    def note_failure(self, what: str, reason: str) -> None:
+        """Count a failure."""
+        self.failures[what] = self.failures.get(what, (0, ""))[0] + 1, reason
+
     def tally(self, entry: Mapping[str, Any]) -> None:
         """Count a consultation by its record. Where nothing is recalled again and again, the log says so once.
 
         A call of the model for which the method asks no memory (`consulted` is False), as JitRL where it is no decision, is none.
         """
-        if not entry.get("consulted", True):
+        if "failed" in entry:
+            self.note_failure("memory could not be consulted, and the agent answered without advice", entry["failed"])
+        if "failed" in entry or not entry.get("consulted", True):
             return
         has_room = "left_out" not in entry
         is_shown = has_room or entry.get("added_tokens", 0) > 0
         self.consulted += 1
         self.recalled += bool(entry["recalled"] or not has_room) and is_shown
         self.left_out, self.unshown = self.left_out + (not has_room), self.unshown + (not is_shown)
-        self.unwritten += "unwritten" in entry
-        self.why_unwritten = entry.get("unwritten", self.why_unwritten)
+        if "unwritten" in entry:
+            self.note_failure("no advice was written (another strategist= may do better)", entry["unwritten"])
         if (near := entry.get("nearest")) is not None:
             self.nearest = max(near, self.nearest or 0.0)
         if self.consulted == CONSULTATIONS_BEFORE_WARNING and not self.recalled + self.unshown:
@@ -153,7 +157,7 @@ class ScopeOptions(TypedDict, total=False):
     max_user_share: float
 
 
-class ScopedLearner(Generic[Index]):
+class ScopedLearner(ArgumentCheck, Generic[Index]):
     """Conversations by scope, their feedback, and a method's memory of each scope.
 
     Args:
@@ -181,7 +185,7 @@ class ScopedLearner(Generic[Index]):
         min_lift: an item whose lift is surely below this reward is shown no more; None: no item is retired. It needs `holdout`.
         user: name of the value of a run that says who the user is, as of `scope`, such as `"user_id"`. Given, no user holds more than
             `max_user_share` of what memory shows to another one of his tenant, or of a comparison of conversations
-            (graphs/agents/user_share.py). Conversations of which no user is known all count: imported ones, and those of runs
+            (nodes/retrieve/user_share.py). Conversations of which no user is known all count: imported ones, and those of runs
             without the value of a name with a question mark.
         max_user_share: that share, in (0, 1].
 
@@ -193,23 +197,13 @@ class ScopedLearner(Generic[Index]):
     """Name of the method in records."""
     needs: ClassVar[str] = "feedback with a reward"
     """What a conversation takes to be recalled."""
+    remedy: ClassVar[str] = LearnerStatus.remedy
 
     def __init__(self, store: BaseStore | str | Path | None = None, **options: Unpack[ScopeOptions]) -> None:
-        own = {
-            name for kind in type(self).__mro__ for name in getattr(vars(kind).get("__init__"), "__kwdefaults__", None) or ()
-        }
-        for name in options.keys() - ScopeOptions.__annotations__.keys():
-            near = did_you_mean(name, sorted(own | ScopeOptions.__annotations__.keys()))
-            raise UserError(f"{type(self).__name__} has no option {name!r}{near}")
         given: Any = options
         get = given.get
-        if (mode := get("mode", "guide")) not in ("guide", "observe", "off"):
-            raise UserError(f"mode is guide, observe or off, got {mode!r}")
-        self.mode: Mode = mode
+        self.mode: Mode = get("mode", "guide")
         self.agent, self.scope = AgentIdentity(store, get("name")), AgentScope(get("scope", ("tenant?",)))
-        for name in ("refresh_seconds", "control", "holdout", "min_lift", "max_user_share"):
-            if not isinstance(number := get(name, 0.0), Real | None):
-                raise UserError(f"{name} is a number, got {number!r}")
         if not 0 < (share := get("max_user_share", 0.25)) <= 1:
             raise UserError(
                 f"max_user_share is the share of one user in what others are shown, above 0 and at most 1; got {share}"
@@ -221,8 +215,6 @@ class ScopedLearner(Generic[Index]):
         self._task, self._hold = get("task"), get("hold", False)
         self.screen: Screen = get("screen", DEFAULT_SCREEN) or NO_SCREEN
         self.state_key, self._raters = self.screen.state_key(get("state_key", goal_and_last_turn)), get("raters")
-        if isinstance(self._raters, str):
-            raise UserError(f"raters is a sequence of sources, such as [{self._raters!r}]; got the text {self._raters!r}")
         self._scopes: OrderedDict[tuple[str, ...], ScopeMemory[Index]] = OrderedDict()
         self._stores: WeakValueDictionary[tuple[str, ...], ConversationStore] = WeakValueDictionary()
         self._lock = threading.Lock()
@@ -316,11 +308,27 @@ class ScopedLearner(Generic[Index]):
             notes += (
                 f"max_added_tokens had no room for all that was recalled in {calls}, and for none of it in {none:,} of these",
             )
-        if memory.unwritten:
-            calls = plural(memory.unwritten, "model call")
-            notes += (f"no advice was written in {calls}, the last: {memory.why_unwritten}; another strategist= may do better",)
+        notes += tuple(f"{what}: {plural(n, 'time')}, the last for {why}" for what, (n, why) in memory.failures.items())
+        by_meaning = ", or similarity=, by meaning" if hasattr(self, "similarity") else ""
         found = LearnerStatus(self.method, rated, memory.consulted, memory.recalled, nearest=memory.nearest, notes=notes)
-        return replace(found, unshown=memory.unshown, needs=self.needs, quarantined=len(kept), held=sum(kept))
+        return replace(
+            found,
+            unshown=memory.unshown,
+            needs=self.needs,
+            remedy=self.remedy + by_meaning,
+            quarantined=len(kept),
+            held=sum(kept),
+        )
+
+    def learn(self, **scope: ScopeValue) -> LearnerStatus:
+        """Learn at once what was rated, also in other processes; returns the status then. Where a critic writes the memory, it studies."""
+        found = self.status(**scope)
+        said = f"learn() had nothing to do: {self.method} asks no critic, and what is rated counts at once"
+        return replace(found, notes=(*found.notes, said))
+
+    async def alearn(self, **scope: ScopeValue) -> LearnerStatus:
+        """As `learn`, in a program that is awaited."""
+        return await asyncio.to_thread(lambda: self.learn(**scope))
 
     def lift(self, **scope: ScopeValue) -> Lift:
         """The worth of the memory of a scope and of each item in it, in reward, with 95 % intervals that hold whenever one looks."""
@@ -369,8 +377,10 @@ class ScopedLearner(Generic[Index]):
         Returns:
             Thread id -> its reward.
         """
+        if len(threads) < 2 or len(set(threads)) < len(threads):
+            raise UserError(f"a ranking has two conversations or more, each once; got {list(threads)}")
         low, high = self.rewards.range or (0.0, 1.0)
-        rewards = {thread: low + share * (high - low) for thread, share in rank_rewards(threads).items()}
+        rewards = {one: high - place / (len(threads) - 1) * (high - low) for place, one in enumerate(threads)}
         for thread, reward in rewards.items():
             self.feedback(thread, reward=reward, source="ranking", **dict[str, Any](scope))
         return rewards
@@ -454,6 +464,8 @@ class ScopedLearner(Generic[Index]):
 
     def describe(self, entry: Mapping[str, Any]) -> list[str]:
         """An entry in words, a line each."""
+        if "failed" in entry:
+            return [f"{entry['method']}: no advice, since memory failed: {entry['failed']}"]
         recalled = entry.get("recalled", ())
         cached = f"; {entry['cached']:.0%} of the prompt was sent before" if "cached" in entry else ""
         if entry.get("mode") == "observe" and recalled:
@@ -461,14 +473,26 @@ class ScopedLearner(Generic[Index]):
         return [f"{entry['method']}: recalled {', '.join(recalled) if recalled else 'nothing'}{cached}", *entry.get("said", ())]
 
     def forget(self, threads: Sequence[ThreadId] | None = None, **scope: ScopeValue) -> int:
-        """Delete what is kept of these threads, or of all of the scope; returns the number of trajectories deleted.
+        """Delete what is kept of these threads, or of all of the scope; returns the number of conversations deleted.
+
+        Args:
+            threads: ids of the threads; None: all.
+            scope: the values of the scope, as in `feedback`. Without threads, the last names may be left out, and stand for all of
+                their values: `tenant="acme"` is that tenant with all of its users, and those without (`user_id=None`: these alone).
 
         Raises:
-            UserError: a text in the place of a sequence, which would delete nothing.
+            UserError: a text in the place of a sequence, or nothing of one of the threads is kept; then nothing is deleted.
         """
         if isinstance(threads, str):
             raise UserError(f"forget takes a sequence of threads, such as [{threads!r}]; got {threads!r}")
-        return self._conversations(scope).forget(None if threads is None else list(map(str, threads)))
+        if threads is not None:
+            return self.forget_in(self._labels(scope), list(map(str, threads)))
+        prefix = self._labels_of(self.scope.labels(scope, to_last=True))
+        return sum(self.forget_in(labels, None) for labels in self.agent.namespaces(prefix, 2 + len(self.scope.names)))
+
+    def forget_in(self, labels: tuple[str, ...], threads: Sequence[str] | None) -> int:
+        """As `forget`, in the scope with these labels."""
+        return self._memory(labels).conversations.forget(threads)
 
     def export(self, **scope: ScopeValue) -> Iterator[dict[str, Any]]:
         """All that is kept of a scope, one plain object per conversation."""

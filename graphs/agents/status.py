@@ -29,6 +29,8 @@ class LearnerStatus:
     """The ones for which `max_added_tokens` had no room for any of it."""
     needs: str = "feedback with a reward"
     """What a conversation takes to be recalled."""
+    remedy: str = "states are hardly ever alike; give a state_key that names the kind of case"
+    """What would have more recalled."""
     nearest: float | None = None
     """The greatest similarity in [0, 1] at the others, where nothing was alike enough; None: not measured."""
     studied: int = 0
@@ -66,7 +68,7 @@ class LearnerStatus:
             feedback = f", {self.held} of them with feedback" if self.held else ""
             found.append(f"nothing is learned from {plural(self.quarantined, 'conversation')}{feedback}: {say_why}")
         if self.failure:
-            found.append(f"the critic could not be asked: {self.failure}")
+            found.append(f"the critic could not be asked, and {plural(self.waiting, 'conversation')} wait: {self.failure}")
         elif self.waiting and not self.studied:
             found.append(f"waiting for the critic: {self.waiting}; the agent's process studies them soon, and learn() at once")
         if self.unreadable:
@@ -74,19 +76,17 @@ class LearnerStatus:
             found.append(f"{lost} of {all_studied} replies of the critic could not be read, the last: {self.unreadable[-1]}")
         if self.alike:
             found.append(f"{plural(self.alike, 'group')} of conversations had equal rewards, and nothing to compare")
-        is_known = self.consulted >= FEW or self.nearest  # else memory may have been empty until now
+        is_written = self.lessons or not self.waiting  # else that keeps it from being recalled
+        is_known = is_written and (self.consulted >= FEW or self.nearest)  # else memory may have been empty until now
         if self.studied and not self.lessons:
             found.append(
                 f"the critic has kept no lesson of what it studied, {self.studied} in all, so that there is nothing to recall"
             )
-        elif self.rated and self.consulted >= FEW and not self.nearest and not self.share:
+        elif is_written and self.rated and self.consulted >= FEW and not self.nearest and not self.share:
             found.append(f"nothing that was rated is recalled: that takes {self.needs}")
         elif self.rated and self.consulted and is_known and self.share < LOW_SHARE:
-            near = f", the nearest had similarity {self.nearest:.2f}" if self.nearest is not None else ""
-            found.append(
-                f"recalled in {self.share:.0%} of {plural(self.consulted, 'model call')}: states are hardly ever alike{near}; give a "
-                "state_key that names the kind of case, or a similarity by meaning"
-            )
+            near = f", where the nearest had similarity {self.nearest:.2f}" if self.nearest is not None else ""
+            found.append(f"recalled in {self.share:.0%} of {plural(self.consulted, 'model call')}: {self.remedy}{near}")
         return tuple(found)
 
     def __str__(self) -> str:

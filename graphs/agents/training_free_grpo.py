@@ -35,17 +35,16 @@ from ...nodes.extract.groups import is_lost_comparison
 from ...nodes.fence import escape_tags
 from ...nodes.prompt import Prompt
 from ...nodes.text import trim_middle
+from ..training_free_grpo import TrainingFreeGRPO
 from .consultation import AdviceRoom, Consultation, Place, add_to_system_message
 from .critic import CriticMiddleware, CriticOptions, StudyIndex
 from .lift import MOST_ITEM_CHARS
-from .scope_values import ScopeValue, ThreadId
+from .scope_values import ScopeValue
 from .scopes import ScopeMemory
 from .status import LearnerStatus
 
 if TYPE_CHECKING:
     from langchain.agents.middleware import ModelRequest
-
-    from ..training_free_grpo import TrainingFreeGRPO
 
 __all__ = ["TrainingFreeGRPOMiddleware"]
 
@@ -101,6 +100,7 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
         if group_size < 2:
             raise UserError(f"group_size is the number of conversations that are compared, at least 2; got {group_size}")
         options.setdefault("place", "turn" if lessons_per_prompt else "thread")
+        options |= {"mode": "off"} if critic is None else {}
         super().__init__(InMemoryStore() if store is None else store, critic=critic, **options)
         if lessons_per_prompt < 0:
             raise LibraryError(f"lessons_per_prompt is the number of lessons shown, 0 for all; got {lessons_per_prompt}")
@@ -177,16 +177,6 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
             return await handler(add_to_system_message(request, self._section(request, self.library)[0]))
         return await super().awrap_model_call(request, handler)
 
-    def before_agent(self, state: Any, runtime: Any) -> None:
-        """As `LearningMiddleware.before_agent`, if this middleware learns."""
-        if self.critic is not None:
-            super().before_agent(state, runtime)
-
-    def after_agent(self, state: Any, runtime: Any) -> None:
-        """As `LearningMiddleware.after_agent`, if this middleware learns."""
-        if self.critic is not None:
-            super().after_agent(state, runtime)
-
     # -- learning ---------------------------------------------------------------------------------------------------------
 
     def add_rating(
@@ -240,7 +230,6 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
         self, memory: ScopeMemory[StudyIndex[None]], group: Sequence[Trajectory], critic: Runnable[Any, Any]
     ) -> None:
         """Have a group compared, and its edits made the next version."""
-        from ..training_free_grpo import TrainingFreeGRPO
         from .lesson_groups import GroupComparison, group_name
 
         versions = self._scope_versions(memory.conversations.scope)
@@ -278,13 +267,12 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
             unreadable=tuple(one.error for one in groups if one.error),
         )
 
-    def forget(self, threads: Sequence[ThreadId] | None = None, **scope: ScopeValue) -> int:
-        """As `ScopedLearner.forget`; lessons of comparisons that one of these threads was in are taken out of all versions."""
-        labels = self._labels(scope)
-        groups = self._groups(labels, None if threads is None else list(map(str, threads)))
+    def forget_in(self, labels: tuple[str, ...], threads: Sequence[str] | None) -> int:
+        """As `ScopedLearner.forget_in`; lessons of comparisons that one of these threads was in are taken out of all versions."""
+        groups = self._groups(labels, threads)
         if threads is None:
             self._erase(labels, groups)  # for those who hold the library, which goes as a whole
-        count = super().forget(threads, **scope)
+        count = super().forget_in(labels, threads)
         if threads is None:
             self._versions.pop(labels, None)
         else:

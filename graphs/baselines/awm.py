@@ -34,7 +34,7 @@ from ...nodes.synthesize.workflows import (
 from ..wiring.banks import require_success_threshold
 from ..wiring.episode import SharedAttemptSettings, attempt_nodes, compose_node, episode_graph
 from ..wiring.flow import Node
-from ..wiring.inputs import SHARED, MethodInputs, check_least, check_literals, given_settings
+from ..wiring.inputs import SHARED, MethodInputs, check_least, given_settings
 
 __all__ = ["FLOW", "WorkflowMemory", "build"]
 
@@ -61,7 +61,6 @@ class WorkflowMemory(SharedAttemptSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_literals(self, "awm")
         check_least(self, "awm", max_state_chars=1, temperature=0)
 
     def threshold(self, inputs: MethodInputs) -> float | None:

@@ -15,7 +15,7 @@ from langgraph.graph.state import CompiledStateGraph
 from ...memory.attempts.buffer import Buffer
 from ..wiring.episode import ChoiceSettings, WordingSettings, attempt_nodes, episode_graph
 from ..wiring.flow import Node
-from ..wiring.inputs import MethodInputs, check_literals, given_settings
+from ..wiring.inputs import MethodInputs, given_settings
 
 __all__ = ["FLOW", "BestOfN", "build"]
 
@@ -30,9 +30,6 @@ flowchart LR
 @dataclass(frozen=True)
 class BestOfN(WordingSettings, ChoiceSettings):
     """Hyper-parameters. `paper` is the arm of the comparison in the paper on ICRL."""
-
-    def __post_init__(self) -> None:
-        check_literals(self, "best-of-n")
 
     @classmethod
     def paper(cls) -> BestOfN:

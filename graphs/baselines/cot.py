@@ -12,7 +12,7 @@ from langgraph.graph.state import CompiledStateGraph
 
 from ..wiring.episode import WordingSettings, episode_graph, episode_nodes
 from ..wiring.flow import Node
-from ..wiring.inputs import PAPER_OF_ICRL, MethodInputs, WritingStyle, check_literals, given_settings
+from ..wiring.inputs import PAPER_OF_ICRL, MethodInputs, WritingStyle, given_settings
 
 __all__ = ["FLOW", "ChainOfThought", "build"]
 
@@ -30,9 +30,6 @@ LONG = WritingStyle(action_prompt="cot/act_long", answer_prompt="cot/long")
 @dataclass(frozen=True)
 class ChainOfThought(WordingSettings):
     """Hyper-parameters. With `wording=paper` the short form's prompt has nothing about how to reason, as CoT-only of the paper on ICRL."""
-
-    def __post_init__(self) -> None:
-        check_literals(self, "cot")
 
 
 def build(

@@ -49,7 +49,7 @@ from ...nodes.synthesize.reasoning_bank import (
 from ..wiring.banks import bank_success_threshold, bank_trajectories, require_success_threshold
 from ..wiring.episode import AttemptState, MemorySettings, episode_graph, episode_nodes
 from ..wiring.flow import Node, Router
-from ..wiring.inputs import SHARED, THINK_THEN_ACT, MethodInputs, check_least, check_literals, given_settings
+from ..wiring.inputs import SHARED, THINK_THEN_ACT, MethodInputs, check_least, given_settings
 
 __all__ = ["FLOW", "ReasoningBank", "build"]
 
@@ -94,7 +94,6 @@ class ReasoningBank(MemorySettings):
     """True if the runs of all seeds share one library; they are then played in turn."""
 
     def __post_init__(self) -> None:
-        check_literals(self, "reasoning-bank")
         check_least(self, "reasoning-bank", k=1, max_items=1, max_state_chars=1)
         check_least(self, "reasoning-bank", max_memory_tokens=0, temperature=0)
 

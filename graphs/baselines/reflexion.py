@@ -24,7 +24,7 @@ from ...nodes.retrieve.attempts import note_line
 from ...nodes.synthesize.reflect import NotesPart, route_next_attempt, route_shared_attempt, write_about_attempt
 from ..wiring.episode import MemorySettings, SharedAttemptSettings, WordingSettings, attempt_nodes, compose_node, episode_graph
 from ..wiring.flow import Node
-from ..wiring.inputs import MethodInputs, check_literals, given_settings
+from ..wiring.inputs import MethodInputs, given_settings
 
 __all__ = ["FLOW", "Reflexion", "build"]
 
@@ -46,10 +46,6 @@ class Reflexion(WordingSettings, SharedAttemptSettings, MemorySettings):
     """The plans in the prompt: the `last` ones, as in the original; within a `budget` of tokens; or `all` that fit the window."""
     last_n: int = 3
     """Plans shown with `selection="last"`. Original: 3."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_literals(self, "reflexion")
 
     @classmethod
     def paper(cls) -> Reflexion:

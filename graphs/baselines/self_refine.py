@@ -29,7 +29,7 @@ from ...nodes.retrieve.attempts import AttemptsPart
 from ...nodes.synthesize.reflect import AttemptPrompt, route_next_attempt, write_about_attempt
 from ..wiring.episode import MemorySettings, WordingSettings, attempt_nodes, compose_node, episode_graph
 from ..wiring.flow import Node
-from ..wiring.inputs import MethodInputs, check_literals, given_settings
+from ..wiring.inputs import MethodInputs, given_settings
 
 __all__ = ["FLOW", "SelfRefine", "build"]
 
@@ -51,9 +51,6 @@ class SelfRefine(WordingSettings, MemorySettings):
     """The pairs in a prompt: those within a `budget`, or `all` that fit the window, as in the comparison."""
     rewards: Literal["none", "dense", "sparse"] = "none"
     """The rewards that prompts show: `none`, as in the original; `dense`, each step's and their sum; `sparse`, the sum alone."""
-
-    def __post_init__(self) -> None:
-        check_literals(self, "self-refine")
 
     @classmethod
     def paper(cls) -> SelfRefine:

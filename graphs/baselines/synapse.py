@@ -25,7 +25,7 @@ from ...nodes.state import PrecedentChannels
 from ..wiring.banks import bank_trajectories, require_success_threshold, success_predicate
 from ..wiring.episode import AttemptState, MemorySettings, episode_graph, episode_nodes
 from ..wiring.flow import Node
-from ..wiring.inputs import SHARED, THINK_THEN_ACT, MethodInputs, check_least, check_literals, given_settings
+from ..wiring.inputs import SHARED, THINK_THEN_ACT, MethodInputs, check_least, given_settings
 
 __all__ = ["FLOW", "Synapse", "build"]
 
@@ -61,7 +61,6 @@ class Synapse(MemorySettings):
     """True if the runs of all seeds share one memory; they are then played in turn."""
 
     def __post_init__(self) -> None:
-        check_literals(self, "synapse")
         check_least(self, "synapse", k=1, max_state_chars=1, max_memory_tokens=0, temperature=0)
 
     @classmethod

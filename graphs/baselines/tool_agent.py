@@ -35,9 +35,10 @@ from ...nodes.act.tool_use import (
     route_remaining_answer,
     route_tool_calls,
 )
+from ...nodes.arguments import ArgumentCheck
 from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, PlanChannels
 from ..wiring.flow import Node, compile_graph, wire
-from ..wiring.inputs import SHARED, MethodInputs, check_least, check_literals, given_settings
+from ..wiring.inputs import SHARED, MethodInputs, check_least, given_settings
 
 __all__ = ["FLOW", "ToolAgent", "build"]
 
@@ -73,7 +74,7 @@ class ToolAgentOutput(EpisodeResult):
 
 
 @dataclass(frozen=True)
-class ToolAgent:
+class ToolAgent(ArgumentCheck):
     """Hyper-parameters."""
 
     max_turns: int = 20
@@ -91,7 +92,6 @@ class ToolAgent:
     """Characters of a tool's result in the transcript, which critics read."""
 
     def __post_init__(self) -> None:
-        check_literals(self, "tool-agent")
         check_least(self, "tool-agent", max_turns=1, temperature=0, lessons_per_prompt=0)
         check_least(self, "tool-agent", max_output_chars=100, max_transcript_chars=100)
 

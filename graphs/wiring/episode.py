@@ -14,6 +14,7 @@ from ...memory.records import Shown, Trajectory
 from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.act.policies import PromptView
+from ...nodes.arguments import ArgumentCheck
 from ...nodes.retrieve.attempts import Compose, Layout, Push
 from ...nodes.state import (
     AttemptInput,
@@ -46,7 +47,7 @@ class AttemptState(AttemptInput, EpisodeChannels, PromptChannels, PlanChannels, 
 
 
 @dataclass(frozen=True)
-class ChoiceSettings:
+class ChoiceSettings(ArgumentCheck):
     """The hyper-parameter of every method that draws its action from scored ones."""
 
     temperature: float = field(default=1.0, metadata=SHARED)
@@ -54,7 +55,7 @@ class ChoiceSettings:
 
 
 @dataclass(frozen=True)
-class WordingSettings:
+class WordingSettings(ArgumentCheck):
     """The hyper-parameter of the methods of the paper on ICRL (arXiv:2506.06303), whose prompts may say what the paper's say."""
 
     wording: Literal["ours", "paper"] = "ours"

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from numbers import Real
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import Runnable
@@ -36,7 +35,6 @@ __all__ = [
     "Prompting",
     "WritingStyle",
     "check_least",
-    "check_literals",
     "check_task_scope",
     "given_settings",
     "uniform_policy",
@@ -73,16 +71,6 @@ PAPER_OF_ICRL = WritingStyle("paper/icrl/act", "paper/icrl/answer")
 """The prompts of the paper on ICRL in our words, for ICRL and for the methods beside it there."""
 THINK_THEN_ACT = WritingStyle(answer_prompt="cot/answer", thinks_before_each_action=True)
 """The style of ReAct (arXiv:2210.03629): a thought before every action."""
-
-
-def check_literals(settings: Any, method: str) -> None:
-    """Raise `UserError` if a setting whose type is a `Literal` has none of its values, or one that is a number is none."""
-    for name, hint in get_type_hints(type(settings)).items():
-        value = getattr(settings, name, None)
-        if get_origin(hint) is Literal and value not in get_args(hint):
-            raise UserError(f"{method}: {name} is one of {', '.join(get_args(hint))}, got {value!r}")
-        if hint in (int, float) and not isinstance(value, Real):
-            raise UserError(f"{method}: {name} is a number, got {value!r}")
 
 
 def check_least(settings: Any, method: str, **least: float) -> None:

@@ -417,7 +417,8 @@ class ConversationStore:
             reward = None if reward is None else finite_reward(reward)
             rated = _find_turn(conversation, turn, run_id).id
             known = next((one for one in given if one.turn == rated), Rating(rated, None))
-            rating = Rating(rated, known.reward if reward is None else reward, clean_text(text) or known.text, source)
+            said = known.text if known.source == source else known.text and f"{known.source}: {known.text}"
+            rating = Rating(rated, known.reward if reward is None else reward, clean_text(text) or said, source)
             places = {one.id: n for n, one in enumerate(conversation.turns)}
             others = [one for one in given if one.turn != rated]
             ratings = tuple(sorted([*others, rating], key=lambda one: places.get(one.turn, -1)))
@@ -573,29 +574,30 @@ class ConversationStore:
             threads: ids of the threads; None: all of the scope.
 
         Returns:
-            The number of trajectories deleted.
+            The number of conversations deleted; where one of the threads is not recorded, `UserError` is raised, and none is.
         """
         with self._lock:
             gone = set(threads) if threads is not None else None
-            for records in (self.turns, self.feedback, self.quarantines):
+            doomed = [self.conversation(one).id for one in gone] if gone is not None else [one.id for one in self.turns.all()]
+            for records in (self.feedback, self.quarantines):
                 records.delete([one.id for one in records.all() if gone is None or one.id in gone])
             self.store.delete((*self.scope, "agent"), "card")  # instructions may name a user; the next run writes it again
             self._card = ""
-            if gone is None:
-                self._open.clear()
-                count = self._withdraw(None)
-                for place in ((*self.scope, name) for name in ("changes", "imports", "library")):  # a namespace names its user
-                    self.store.batch([PutOp(place, i.key, None) for i in all_items(self.store, place) if i.namespace == place])
-                return count
             for one in self.turns.all() if gone else ():
-                if (left := _without_traces(one, gone)) != one:
+                if gone and one.id not in gone and (left := _without_traces(one, gone)) != one:
                     self.turns.put([left])
                     self._open.pop(one.id, None)
                     self._derive(left, self.ratings(one.id))
-            return self._withdraw(gone)
+            self._withdraw(gone)
+            self.turns.delete(doomed)  # last: after a crash these are known, and forgotten when asked again
+            if gone is None:
+                self._open.clear()
+                for place in ((*self.scope, name) for name in ("changes", "imports", "library")):  # a namespace names its user
+                    self.store.batch([PutOp(place, i.key, None) for i in all_items(self.store, place) if i.namespace == place])
+            return len(doomed)
 
-    def _withdraw(self, threads: Collection[str] | None) -> int:
-        """Delete the trajectories of some threads, or of all, and what models wrote about them; returns the number of the first."""
+    def _withdraw(self, threads: Collection[str] | None) -> None:
+        """Delete the trajectories of some threads, or of all, and what models wrote about them."""
         doomed = [one.id for one in self.trajectories.all() if threads is None or one.run in threads]
         self.trajectories.delete(doomed)
         for records in (self.reflections, self.trials):
@@ -606,7 +608,6 @@ class ConversationStore:
             newest = tuple("" if gone is None or id in gone else id for id in one.newest)
             if newest != one.newest:
                 self._changes.put([replace(one, newest=newest)])
-        return len(doomed)
 
     def export(self) -> Iterator[dict[str, Any]]:
         """All that is kept of this scope, one plain object per conversation."""

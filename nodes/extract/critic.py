@@ -28,6 +28,7 @@ from ...memory.lessons.library import Library, LibraryLimits, one_line
 from ...memory.lessons.versions import LibraryVersions
 from ...memory.records import Edit, Rollout, Ruling, Summary, Task, Usage
 from ..act.policies import steps_text
+from ..arguments import ArgumentCheck
 from ..ask import Ask, BadReply, estimate_tokens
 from ..lenient_json import json_values
 from ..prompt import Prompt
@@ -99,7 +100,7 @@ class InventedLessons(TypedDict):
 
 
 @dataclass(frozen=True)
-class LessonSettings(LibraryLimits):
+class LessonSettings(ArgumentCheck, LibraryLimits):
     """Settings of the comparison of a group, and of the library that its edits go into."""
 
     max_insights: int = 2

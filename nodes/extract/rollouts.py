@@ -40,6 +40,7 @@ from ...memory.storage.cache import Cache, CacheError, cache_key
 from ...memory.storage.journal import Journal, JournalError
 from ...memory.storage.rows import RowsError
 from ..act.episode import Environment
+from ..arguments import ArgumentCheck
 from ..cached_model import BudgetSpent, ConcurrencyLimit, SpendingLimit
 from ..lesson_prompts import render_lessons, select_lessons
 from ..prompt import Prompt
@@ -57,7 +58,7 @@ RUN_ERRORS = (BudgetSpent, CacheError, RowsError, JournalError, LibraryError, Gr
 
 
 @dataclass(frozen=True)
-class RolloutSettings:
+class RolloutSettings(ArgumentCheck):
     """Settings of a rollout."""
 
     lessons_per_prompt: int = 0

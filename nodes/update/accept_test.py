@@ -34,6 +34,7 @@ from ...memory.errors import UserError
 from ...memory.lessons.versions import LibraryVersions
 from ...memory.records import Probe, Rollout, Task, Usage
 from ...memory.storage.cache import Cache, cache_key
+from ..arguments import ArgumentCheck
 from ..cached_model import BudgetSpent
 from ..evaluate.statistics import interval, mean
 from ..extract.rollouts import RolloutInput, RolloutPlayer
@@ -58,7 +59,7 @@ _SAME = 1e-9
 
 
 @dataclass(frozen=True)
-class AcceptSettings:
+class AcceptSettings(ArgumentCheck):
     """Settings of the accept test."""
 
     margin: float = 0.1

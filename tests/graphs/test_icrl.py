@@ -151,9 +151,9 @@ def test_one_round_node_by_node() -> None:
         ({"last_n": 0}, "last_n is at least 1, got 0"),
         ({"rearrange_every": 0}, "rearrange_every is at least 1"),
         ({"temperature": -1}, "at least 0"),
-        ({"instruction": "exploite"}, "icrl: instruction is one of "),
-        ({"selection": "best"}, "icrl: selection is one of "),
-        ({"rewards": "dence"}, "icrl: rewards is one of "),
+        ({"instruction": "exploite"}, "ICRL: instruction is one of "),
+        ({"selection": "best"}, "ICRL: selection is one of "),
+        ({"rewards": "dence"}, "ICRL: rewards is one of "),
     ],
 )
 def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> None:

@@ -438,7 +438,7 @@ def test_negative_controls_change_what_is_remembered_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"memory_control": "lost"}, "memory_control is one of none, cut, shuffled, zero, got 'lost'"),
+        ({"memory_control": "lost"}, "memory_control is one of none, cut, shuffled, zero; got 'lost'"),
         ({"shrinkage_visits": 0}, "shrinkage_visits is a number from 1e-09"),
         ({"temperature": -1}, "temperature is a number from 0"),
         ({"exploration_bonus": float("nan")}, "exploration_bonus is a number"),

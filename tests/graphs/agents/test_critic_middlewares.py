@@ -60,7 +60,7 @@ def test_a_critic_that_is_away_leaves_conversations_waiting(method: str, caplog:
         play(agent, learner, range(3))
     status = learner.status(tenant="acme")
     assert (status.waiting, status.studied) == (3, 0)
-    assert "the critic could not be asked: ConnectionError: the critic is away" in str(status)
+    assert "the critic could not be asked, and 3 conversations wait: ConnectionError: the critic is away" in str(status)
     critic.away = False
     status = learner.learn(tenant="acme")
     assert (status.waiting, status.studied, status.failure) == (0, 3, "")
@@ -124,6 +124,20 @@ def test_nothing_alike_enough_says_how_near_the_nearest_was() -> None:
     assert status.nearest is not None
     assert 0 < status.nearest < 0.9
     assert f"the nearest had similarity {status.nearest:.2f}" in str(status)
+
+
+@methods
+@pytest.mark.parametrize(("error", "left"), [(ValueError, 0), (ConnectionError, 3)])
+def test_a_critic_that_always_raises_is_asked_at_most_three_times(method: str, error: type[Exception], left: int) -> None:
+    class Broken(HeedfulClerk):
+        def say(self, messages: Any) -> Any:
+            raise error("no such field")
+
+    agent, learner, _ = make(method, critic=Broken())
+    play(agent, learner, range(3))
+    for _ in range(8):
+        status = learner.learn(tenant="acme")
+    assert (status.waiting, len(status.unreadable)) == (left, 3 - left)
 
 
 class FussyModel(HeedfulClerk):

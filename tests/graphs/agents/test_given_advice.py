@@ -67,7 +67,7 @@ def test_a_section_is_given_when_it_changes_or_once_a_thread_and_goes_with_its_c
         learner.quarantine(f"t{n}", "no longer", tenant="acme")
     serve(agent, 6)
     assert model.seen[-1] == PLAIN
-    with pytest.raises(UserError, match="place is turn or thread, got 'system'"):
+    with pytest.raises(UserError, match="place is one of turn, thread or None; got 'system'"):
         SynapseMiddleware(InMemoryStore(), place="system")  # type: ignore[arg-type]
 
 

@@ -10,9 +10,9 @@ from help_desk import play
 from langchain_core.tools import tool
 from learning_agents import BY_ISSUE, METHODS, PLAIN, advice, config, make
 
-from learngraph.graphs.agents.user_share import within_share
 from learngraph.memory.conversations.screen import Screen
 from learngraph.memory.errors import UserError
+from learngraph.nodes.retrieve.user_share import within_share
 
 
 @tool
@@ -33,7 +33,7 @@ def test_what_is_hostile_teaches_nothing_and_what_is_found_late_is_withdrawn(met
     reasons = {"t0": "the feedback asks to ignore instructions", "t12": "the user changes what the agent is for"}
     assert learner.quarantine_reasons(tenant="acme") == reasons
     assert "release(thread_id)" in str(learner.status(tenant="acme"))
-    with pytest.raises(UserError, match="raters is a sequence of sources"):
+    with pytest.raises(UserError, match="raters is a sequence, such as"):
         make(method, raters="user", **BY_ISSUE.get(method, {}))
     with pytest.raises(UserError, match="of source 'robot' is not taken: raters are user"):
         learner.feedback("t4", reward=1.0, source="robot", tenant="acme")

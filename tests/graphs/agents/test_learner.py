@@ -21,7 +21,10 @@ from learning_agents import config
 
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
 from learngraph.graphs.agents.learner import LearningMiddleware, PendingCall
+from learngraph.graphs.agents.reasoning_bank import ReasoningBankMiddleware
+from learngraph.graphs.agents.reflexion import ReflexionMiddleware
 from learngraph.graphs.agents.reward_sources import judge_source
+from learngraph.graphs.agents.training_free_grpo import TrainingFreeGRPOMiddleware
 from learngraph.graphs.jitrl import JitRL
 from learngraph.memory.errors import UserError
 
@@ -246,18 +249,27 @@ def test_what_one_learner_exports_another_takes_in(tmp_path: Path) -> None:
 
 def test_wrong_arguments_are_said_in_words() -> None:
     for options, says in (
-        ({"mode": "guided"}, "guide, observe or off"),
+        ({"mode": "guided"}, "one of guide, observe, off; got 'guided'"),
         ({"samples": 0}, "at least 1; got 0"),
+        ({"betta": 3}, r"no option 'betta'; did you mean settings=JitRL\(beta=...\)\?"),
+        ({"hold": "yes"}, "JitRLMiddleware: hold is True or False or a function; got 'yes'"),
+        ({"candidates": "logprob"}, r"one of samples, logprobs; got 'logprob'; did you mean logprobs\?"),
+        ({"similarity": "cosine"}, "similarity is a Similarity or None; got 'cosine'"),
         ({"decide": []}, "decide names"),
         ({"contrl": 0.1}, r"JitRLMiddleware has no option 'contrl'; did you mean control\?"),
-        ({"control": "x"}, "control is a number, got 'x'"),
+        ({"control": "x"}, "control is a number; got 'x'"),
     ):
         with pytest.raises(UserError, match=says):
             JitRLMiddleware(InMemoryStore(), **{"decide": ["resolve"], **options})  # type: ignore[arg-type]
+    for make in (ReasoningBankMiddleware, ReflexionMiddleware, TrainingFreeGRPOMiddleware):
+        with pytest.raises(UserError, match=r"critic is a chat model .* got 'gpt-nope'"):
+            make(store=InMemoryStore(), critic="gpt-nope")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"JitRL has no option 'betta'; did you mean beta\?"):
+        JitRL(betta=3)  # type: ignore[call-arg]
 
 
 def test_status_says_that_nothing_went_well_that_all_is_held_and_that_a_tool_is_misspelt() -> None:
-    with pytest.raises(UserError, match="jitrl: beta is a number, got 'x'"):
+    with pytest.raises(UserError, match="JitRL: beta is a number; got 'x'"):
         JitRL(beta="x")  # type: ignore[arg-type]
     agent, failed, _ = learning_agents.make("synapse")
     for n in range(10):
@@ -309,6 +321,17 @@ def test_an_error_of_a_methods_own_call_stops_no_agent(caplog: pytest.LogCapture
         out = asyncio.run(agent.ainvoke({"messages": desk.ticket(0)[0]}, config("b")))
     assert out["messages"][-1].text == "It is done."
     assert sum("answers without advice: no critic" in said for said in caplog.messages) == 6
+    assert "without advice: 6 times, the last for ConnectionError: no critic" in str(learner.status(tenant="acme"))
+    assert learner.explain("a", tenant="acme").count("no advice, since memory failed: ConnectionError: no critic") == 3
+
+
+@pytest.mark.parametrize("method", ["synapse", "jitrl", "adamem"])
+def test_a_turn_whose_state_key_fails_is_kept_and_can_be_rated(method: str) -> None:
+    agent, learner, _ = learning_agents.make(method, state_key=lambda read: {}["kind"])
+    agent.invoke({"messages": desk.ticket(0)[0]}, config("a"))
+    assert learner.feedback("a", reward=1.0, tenant="acme").reward == 1.0
+    assert "memory failed: KeyError: 'kind'" in learner.explain("a", tenant="acme")
+    assert "without its state_key: 3 times, the last for KeyError: 'kind'" in str(learner.learn(tenant="acme"))
 
 
 def test_a_store_that_fails_once_while_a_memory_is_read_is_read_again() -> None:

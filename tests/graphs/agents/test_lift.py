@@ -48,6 +48,12 @@ def trial(n: int, *, shown: bool, reward: float, item: str = "t0/0") -> MemoryTr
     return MemoryTrial(f"synapse/x{n}", f"x{n}", "agent", reward, float(n), True, 1.0, item, shown, 0.5, 10)
 
 
+def test_equal_rewards_differ_by_nothing() -> None:
+    ledger = TrialLedger("synapse")
+    ledger.add([trial(n, shown=n % 3 > 0, reward=0.0) for n in range(10)])
+    assert [row.lift for row in ledger.lift().items] == [0.0]
+
+
 def test_an_item_that_harms_is_retired_and_said_to_be() -> None:
     store = InMemoryStore()
     agent, learner, model = make("synapse", store, holdout=0.5, min_lift=0.0, state_key=desk.issue, refresh_seconds=0.0)

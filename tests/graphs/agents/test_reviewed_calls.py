@@ -77,6 +77,7 @@ def test_the_executed_call_is_the_action_wherever_the_learner_stands(mode: str, 
     assert "reviewer gave it reward 1: a person replaced resolve {" in learner.explain("a", tenant="acme")
     learner.feedback("a", reward=0.5, tenant="acme")
     assert {one.value for one in learner.memory(tenant="acme").returns} == {-1.0, 0.5}, "the user's word holds"
+    assert "user gave it reward 0.5: reviewer: a person replaced resolve {" in learner.explain("a", tenant="acme")
 
 
 @pytest.mark.parametrize("learner_first", [True, False])

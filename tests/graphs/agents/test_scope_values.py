@@ -9,7 +9,12 @@ from typing import Any
 import help_desk as desk
 import pytest
 from langchain.agents import create_agent
+from langchain_core.messages import AIMessage
+from langchain_core.runnables import RunnableConfig
+from langchain_core.tools import tool
+from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.store.memory import InMemoryStore
+from learning_agents import config
 from pydantic import BaseModel
 
 from learngraph.graphs.agents.icrl import ICRLMiddleware
@@ -108,12 +113,62 @@ def test_agents_of_one_store_have_names() -> None:
     with pytest.raises(UserError, match="the store has the agents docs, support: say which one"):
         make(store)[1].feedback("a", reward=1.0, tenant="acme")
     make(store, name="docs")[1].feedback("a", reward=1.0, tenant="acme")
-    (_, learner), (other, _) = make(store), make(store, agent_name="third")
-    shared = create_agent(desk.HeedfulClerk(), [desk.resolve], middleware=[learner], name="first")
-    shared.invoke({"messages": "hello"})
-    with pytest.raises(UserError, match="one middleware serves the agents first and second"):
-        create_agent(desk.HeedfulClerk(), [desk.resolve], middleware=[learner], name="second").invoke({"messages": "hello"})
-    ask(other, "a")
+    with pytest.raises(UserError, match="one middleware serves the agents third and second"):
+        create_agent(desk.HeedfulClerk(), [desk.resolve], middleware=[make(store, agent_name="third")[1]], name="second")
+
+
+class Caller(desk.GuessingClerk):
+    """Hands a request to its tool, and repeats what that says."""
+
+    def say(self, messages: Any) -> AIMessage:
+        calls = [{"name": "help_out", "args": {"what": messages[-1].text}, "id": "call"}]
+        return AIMessage("Done.") if messages[-1].type == "tool" else AIMessage("", tool_calls=calls)
+
+
+@pytest.mark.parametrize("passed", ["nothing", "config", "thread"])
+def test_a_sub_agent_has_its_own_memory_however_its_callers_call_it(passed: str) -> None:
+    store, learners = InMemoryStore(), []
+    for name in ("clerk", None):
+        clerk, learner = make(store, agent_name=name)
+        learners.append(learner)
+
+        @tool
+        def help_out(what: str, config: RunnableConfig) -> str:
+            """Help out."""
+            own = {"thread": [{"configurable": {"thread_id": "own"}}], "config": [config]}.get(passed, ())
+            return str(clerk.invoke({"messages": what}, *own, context=Ctx("acme"))["messages"][-1].text)
+
+        for caller in ("desk", "shop"):
+            mine = ICRLMiddleware(store)
+            agent = create_agent(Caller(), [help_out], middleware=[mine], name=caller)
+            agent.invoke({"messages": f"from {caller}"}, config(caller))
+            steps = mine.conversation(caller, tenant="acme").turns[-1].steps
+            assert [step.action.partition("(")[0] for step in steps] == ["help_out", "reply: Done."]
+    assert {labels[1] for labels in store.list_namespaces()} == {"clerk", "desk", "shop", "agent"}
+    assert [one.status(tenant="acme").consulted for one in learners] == [2, 2]
+
+
+def test_a_tenant_is_forgotten_with_all_of_its_users_and_an_unknown_thread_is_said() -> None:
+    agent, learner = make(store := InMemoryStore(), scope=("tenant", "user_id?"))
+    for thread, where in enumerate(wheres := [("a", "ann"), ("a", "bob"), ("a", None), ("b", "ann")]):
+        scope = {name: value for name, value in zip(("tenant", "user_id"), where, strict=True) if value}
+        agent.invoke({"messages": "hello"}, {"configurable": {"thread_id": f"t{thread}", **scope}})
+    for threads, more in ((["t0", "nope"], {"tenant": "a", "user_id": "ann"}), (None, {"user_id": "ann"})):
+        with pytest.raises(UserError, match=r"asked for conversation 'nope'|give tenant="):
+            learner.forget(threads, **more)
+    assert len(wheres) - learner.forget(tenant="a", user_id=None) - learner.forget(tenant="a") == 1
+    assert {one.namespace[2:3] for one in store.search((), limit=100)} == {(), ("tenant=b",)}
+
+
+def test_agents_of_one_graph_record_their_own_calls_alone() -> None:
+    store, graph, learners = InMemoryStore(), StateGraph(MessagesState), [ICRLMiddleware(), ICRLMiddleware()]
+    for name, learner in zip(("first", "second"), learners, strict=True):
+        tools = [desk.lookup_order, desk.resolve]
+        graph.add_node(name, create_agent(desk.HeedfulClerk(), tools, middleware=[learner], name=name))
+    graph.add_edge(START, "first").add_edge("first", "second")
+    graph.compile(store=store).invoke({"messages": desk.ticket(0)[0]}, {"configurable": {"thread_id": "t"}})
+    done = [[step.action for step in learner.conversation("t").turns[0].steps] for learner in learners]
+    assert [len(one) for one in done] == [3, 1]
 
 
 def test_agents_without_a_name_and_with_other_tools_are_told_to_take_one() -> None:

@@ -29,7 +29,7 @@ def test_what_is_forgotten_is_in_no_byte_of_the_folder(tmp_path: Path) -> None:
     with SqliteMemory.open(tmp_path) as store:
         kept, gone = fill(store, range(20), "annberg"), fill(store, range(20, 40), "zaphod")
         assert len(kept.trajectories.all()) == 80
-        assert gone.forget([f"t{n}" for n in range(20, 40)]) == 40
+        assert gone.forget([f"t{n}" for n in range(20, 40)]) == 20
         found = {path.name: path.read_bytes() for path in tmp_path.iterdir()}  # as it lies there while the store is open
         assert any(b"annberg" in held for held in found.values())
         assert [name for name, held in found.items() if b"zaphod" in held] == []

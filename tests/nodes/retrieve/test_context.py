@@ -213,7 +213,7 @@ def test_settings_that_do_not_go_together_are_said() -> None:
     for wrong in ({"state_key": "embedding"}, {"embedder": "some"}):
         with pytest.raises(UserError, match="state_key='embedding' goes with an embedder"):
             jitrl.JitRL(**wrong)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="state_key is one of room, hierarchy, summary, embedding, page, screenshot, got 'map'"):
+    with pytest.raises(UserError, match="state_key is one of room, hierarchy, summary, embedding, page, screenshot; got 'map'"):
         jitrl.JitRL(state_key="map")  # type: ignore[arg-type]
     with pytest.raises(
         UserError, match=r"state_key='summary' need a model that writes, .* state_key='hierarchy' sums up by rule"

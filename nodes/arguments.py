@@ -1,0 +1,75 @@
+"""A check of what a class is made with: a misspelt name, or a value of another kind, is a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
+from functools import cache
+from inspect import signature
+from numbers import Integral, Real
+from types import FunctionType, NoneType, UnionType
+from typing import Any, Literal, Self, Union, Unpack, get_args, get_origin, get_type_hints
+
+from ..memory.errors import UserError, did_you_mean
+
+__all__ = ["ArgumentCheck"]
+
+KINDS: dict[Any, Any] = {int: Integral, float: Real}
+MODEL = "a chat model (init_chat_model makes one of a name)"
+WORDS: dict[Any, str] = {bool: "True or False", int: "a whole number", float: "a number", str: "a text", NoneType: "None"}
+WORDS |= {Callable: "a function", Sequence: "a sequence", Mapping: "a mapping", tuple: "a tuple"}
+
+
+class ArgumentCheck:
+    """Refuses keyword arguments that the class does not know, or whose value is of another type than it says."""
+
+    def __new__(cls, *args: Any, **given: Any) -> Self:
+        """Check, and make the object.
+
+        Raises:
+            UserError: naming the argument, what came, and what would do.
+        """
+        known = arguments_of(cls)  # type: ignore[arg-type]
+        for name, value in given.items():
+            if name not in known:
+                kinds: Any = [kind for kind in get_args(known.get("settings")) if is_dataclass(kind)]
+                inner = {key: kind for kind in kinds for key in arguments_of(kind)}
+                near = did_you_mean(name, known) or did_you_mean(name, inner)
+                if (key := near[15:-1]) in inner.keys() - known.keys():
+                    near = f"; did you mean settings={inner[key].__name__}({key}=...)?"
+                raise UserError(f"{cls.__name__} has no option {name!r}{near}")
+            parts = get_args(known[name]) if get_origin(known[name]) in (Union, UnionType) else (known[name],)
+            found = [compare(value, part) for part in parts]
+            if not any(fits for fits, _ in found):
+                near = did_you_mean(str(value), [one for part in parts for one in get_args(part) if isinstance(one, str)])
+                words = " or ".join(words for _, words in found)
+                raise UserError(f"{cls.__name__}: {name} is {words}; got {value!r}{near}")
+        return super().__new__(cls)
+
+
+@cache
+def arguments_of(cls: Any) -> dict[str, Any]:
+    """The arguments of a class, with those of its bases, and their types."""
+    if is_dataclass(cls):
+        return get_type_hints(cls)
+    found = dict[str, Any]()
+    for make in (vars(kind).get("__init__") for kind in reversed(cls.__mro__)):
+        hints = get_type_hints(make) if isinstance(make, FunctionType) else {}
+        for name in signature(make).parameters if isinstance(make, FunctionType) else ():
+            hint = hints.get(name, Any)
+            found |= get_type_hints(get_args(hint)[0]) if get_origin(hint) is Unpack else {name: hint}
+    return found
+
+
+def compare(value: Any, hint: Any) -> tuple[bool, str]:
+    """Whether a value is of a type, as far as that can be told without looking into it; and the type in words."""
+    kind = get_origin(hint) or hint
+    if kind is Literal:
+        return value in get_args(hint), f"one of {', '.join(map(str, get_args(hint)))}"
+    if kind is Any or not isinstance(kind, type):
+        return True, ""
+    if getattr(kind, "_is_protocol", False):
+        return not isinstance(value, str | Real | None), f"a {kind.__name__}"
+    is_text = kind is Sequence and isinstance(value, str)
+    words = MODEL if kind.__name__ in ("Runnable", "BaseChatModel") else WORDS.get(kind, f"{kind.__name__}(...)")
+    return isinstance(value, KINDS.get(kind, kind)) and not is_text, f"{words}, such as [{value!r}]" if is_text else words
