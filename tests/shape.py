@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 82_215, "tests": 67_150}
+LINES: Mapping[str, int] = {"source": 82_295, "tests": 67_250}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_260,
@@ -33,7 +33,7 @@ ROOMS: Mapping[str, int] = {
     "memory/returns": 1_100,
     "memory/search": 1_550,
     "memory/storage": 3_000,
-    "nodes": 2_700,
+    "nodes": 2_750,
     "nodes/act": 1_950,
     "nodes/evaluate": 900,
     "nodes/extract": 2_100,
@@ -59,6 +59,7 @@ PUBLIC_NAMES = 1_326
 FILE, GRAPH_FILE, FUNCTION = 700, 400, 60
 """Most lines of a file, of a file in graphs/, and of a function."""
 LONG_FILES: Mapping[str, str] = {
+    "graphs/agents/learner.py": "the hooks of one middleware: what is consulted, recorded and rated around each model call",
     "graphs/agents/scopes.py": "the memories of a learner, one a scope, with their locks and what each was shown",
     "graphs/wiring/inputs.py": "what a method is built from: each part with its default, and nodes by their names",
     "graphs/serving/administration.py": "what an operator may ask and order, a short method each",
