@@ -62,7 +62,7 @@ def arguments_of(cls: Any) -> dict[str, Any]:
 
 
 def compare(value: Any, hint: Any) -> tuple[bool, str]:
-    """Whether a value is of a type, as far as that can be told without looking into it; and the type in words."""
+    """True if a value is of a type, as far as that can be told without looking into it; and the type in words."""
     kind = get_origin(hint) or hint
     if kind is Literal:
         return value in get_args(hint), f"one of {', '.join(map(str, get_args(hint)))}"
