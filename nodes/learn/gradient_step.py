@@ -449,8 +449,8 @@ class GateCandidate(_LearnerNode):
             replies = [tokens[:-1] or tokens for tokens in whole]
             plain, old = (self.learner.measure(label, _with_replies(liked, replies)) for label in (candidate, live))
             behind = self.learner.measure(candidate, _with_replies(liked, map(_put_in_front, plain.firsts, whole)))
-            rows = zip(replies, behind.logprobs, strict=True)
-            readings = (plain, Measured(tuple(row[-len(reply) :] for reply, row in rows)))
+            pairs = zip(replies, behind.logprobs, strict=True)
+            readings = (plain, Measured(tuple(row[-len(reply) :] for reply, row in pairs)))
             checks += liked_checks(replies, readings, old, self.settings)
         return checks
 
