@@ -24,9 +24,9 @@ from .harness import unfinished_runs
 from .options import RunOptions
 from .progress import show
 from .recorded import read_rows
-from .rehearsal import extrapolate, mean_usage, rehearse
+from .rehearsal import extrapolate, mean_usage, rehearse, rehearse_agent, share
 from .run_inputs import loads_model, shared_environment
-from .training_free.options import ROLLOUT_STAGES, LearningOptions
+from .training_free.options import ROLLOUT_STAGES, LearningOptions, problem_split
 
 __all__ = ["CostEstimate", "dry_run", "forecast"]
 
@@ -190,7 +190,10 @@ def _estimate(sweep: Sweep, arm: Arm) -> CostEstimate:
     """The costs of one method over all seeds."""
     options = sweep.options
     if isinstance(options, LearningOptions):
-        usage = stage_usage(options, arm, len(sweep.seeds), ledger_usage(sweep.folder, CACHE))
+        if hasattr(arm.settings, "learner"):
+            usage = agent_usage(sweep, arm)
+        else:
+            usage = stage_usage(options, arm, len(sweep.seeds), ledger_usage(sweep.folder, CACHE))
         dollars = sum(options.stage_prices(stage).cost(used) for stage, used in usage.items())
         total, stages = sum(usage.values(), Usage()), {stage: used.calls for stage, used in usage.items()}
         return CostEstimate(arm.name, total.calls, total.input_tokens, total.output_tokens, dollars, stages=stages)
@@ -241,6 +244,15 @@ def stage_usage(options: LearningOptions, arm: Arm, seeds: int, paid: Mapping[st
         if calls := math.ceil(number) * seeds:
             found[stage] = Usage(calls, round(calls * read), round(calls * written))
     return found
+
+
+def agent_usage(sweep: Sweep, arm: Arm) -> dict[str, Usage]:
+    """The calls and tokens of an agent, learning and tested, as rehearsed."""
+    split = problem_split(sweep.options, sweep.seeds[0])  # type: ignore[arg-type]
+    problems, _ = split.for_settings(arm.settings)
+    taught, tested = rehearse_agent(sweep.job(arm.name, sweep.seeds[0]), problems, split.test)
+    seeds = len(sweep.seeds)
+    return {"rollout": share(taught, seeds * len(problems)), "test": share(tested, seeds * sweep.options.episodes)}
 
 
 def stage_calls(options: LearningOptions, s: Any) -> dict[str, float]:

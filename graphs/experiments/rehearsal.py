@@ -16,7 +16,10 @@ from typing import Any, ClassVar
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from pydantic import Field
 
+from ...memory.conversations.messages import read_call
 from ...memory.records import Task, Usage
 from ...memory.storage.journal import Journal
 from ...memory.storage.rows import Rows
@@ -24,7 +27,7 @@ from ...nodes import ask
 from ..wiring.inputs import DEFAULT_WINDOW
 from .costs import row_usage
 from .folder import Job
-from .run_inputs import shared_environment
+from .run_inputs import make_method_inputs, shared_environment
 
 __all__ = []
 
@@ -32,8 +35,8 @@ CHARACTERS = 4
 """Characters of a token: what tokenizers of large models need of English and of JSON, on average."""
 THOUGHT, WORDS = 120, 40
 """Tokens of the reasoning before a reply, and of each text in it, such as a lesson."""
-EPISODES, RUNS = 6, 2
-"""Episodes, and runs of a method, that are rehearsed at most."""
+EPISODES, RUNS, TASKS = 6, 2, 4
+"""Episodes, runs of a method, and tasks of an agent that are rehearsed at most."""
 
 
 def rehearse(jobs: Sequence[Job]) -> list[Usage]:
@@ -68,6 +71,25 @@ def _rehearse_run(job: Job, world: WatchedWorld) -> list[Usage]:
     finally:
         ask.log.disabled = False
     return extrapolate([row_usage(row) for row in log.values()], most)
+
+
+def rehearse_agent(job: Job, problems: Sequence[Task], tests: Sequence[Task]) -> tuple[Usage, Usage]:
+    """The mean usage of a task that an agent learns from, with that of its critic, and of a task that it is tested on."""
+    from ..agents.agent_method import open_learner, teach
+
+    world, settings = WatchedWorld(shared_environment(job.options.env, job.options.horizon), job.run), job.arm.settings
+    model, problems, tests = StandIn(world=world), problems[:TASKS], tests[:TASKS]
+    learner = open_learner(settings, world, tests[0], model) if settings.learner else None
+    inputs = make_method_inputs(job.options, world, model, Journal(), job.arm.method)
+    graph = job.arm.method.build(inputs, settings, learner=learner)
+    if learner is not None:
+        teach(graph, learner, problems, "rehearsal", settings.shuffled)
+    taught = len(model.spent)
+    for task in tests:
+        graph.invoke({"task": task, "run": f"rehearsal/{task.id}", "episode": 0})
+    parts = (model.spent[:taught], len(problems)), (model.spent[taught:], len(tests))
+    first, second = (share(sum(spent, Usage()), 1 / max(1, count)) for spent, count in parts)
+    return first, second
 
 
 def extrapolate(known: Sequence[Usage], count: int) -> list[Usage]:
@@ -106,6 +128,12 @@ class WatchedWorld:
         self._task, self._actions, self._listed = task, tuple(actions), found.actions
         return found
 
+    def episode(self, task: Task) -> Any:
+        """An episode that an agent plays with the world's tools."""
+        from ...tools.environments.support.tool_episodes import ToolEpisode
+
+        return ToolEpisode(self, task)
+
     def next_actions(self, count: int = 1) -> list[str]:
         """Actions that may be taken now, the likeliest first: half of the time the next one of the solution."""
         gold, done = self._world.solution(self._task) if hasattr(self._world, "solution") and self._task.id else (), 0
@@ -127,6 +155,8 @@ class StandIn(BaseChatModel):
     takes_reply_schema: ClassVar[bool] = True
     window: ClassVar[int | None] = None
     world: Any
+    spent: list[Usage] = Field(default_factory=list)
+    """The usage of each call so far."""
 
     @property
     def _llm_type(self) -> str:
@@ -137,18 +167,24 @@ class StandIn(BaseChatModel):
         return len(text) // CHARACTERS
 
     def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> Any:
-        """The model, which calls none."""
-        return self
+        """The model with tools that it may call."""
+        return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools])
 
     def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
         said = self._reply(messages, kwargs)
-        sent = [json.dumps(kwargs.get("reply_schema")), *map(ask.text, messages)]
-        read, written = self.get_num_tokens("".join(sent)) + 4 * len(messages), self.get_num_tokens(ask.text(said))
+        sent = [ask.text(one) + json.dumps(one.tool_calls if isinstance(one, AIMessage) else []) for one in [*messages, said]]
+        more = json.dumps([kwargs.get("tools"), kwargs.get("reply_schema")])
+        read, written = self.get_num_tokens("".join([more, *sent[:-1]])) + 4 * len(messages), self.get_num_tokens(sent[-1])
+        self.spent.append(Usage(1, read, written))
         said.usage_metadata = {"input_tokens": read, "output_tokens": written, "total_tokens": read + written}
         return ChatResult(generations=[ChatGeneration(message=said)])
 
     def _reply(self, messages: Sequence[BaseMessage], sent: Mapping[str, Any]) -> AIMessage:
         asked, action = ask.text(messages[-1]), self.world.next_actions()[0]
+        if tools := [tool["function"]["name"] for tool in sent.get("tools") or ()]:
+            name, arguments = read_call(action)
+            call: Any = {"name": name, "args": arguments, "id": f"call-{len(self.spent)}"}
+            return AIMessage("", tool_calls=[call]) if name in tools else AIMessage(self._words(WORDS))
         if len(messages) > 1 and isinstance(messages[-2], AIMessage) and asked.startswith("That reply cannot be used"):
             return AIMessage(ask.text(messages[-2]))  # it meant what it said
         if schema := sent.get("reply_schema"):

@@ -138,18 +138,18 @@ def learning_arms(arms: Mapping[str, Arm]) -> dict[str, Any]:
 
 def learning_options(options: LearningOptions, arms: Mapping[str, Arm]) -> LearningOptions:
     """The options with what a job is to know of the other arms, so that all play the same problems in the same way."""
-    known = [*learning_arms(arms).values()]
-    if not known:
+    known, learning = [*learning_arms(arms).values()], [arm.settings for arm in arms.values() if arm.method.has_training_phase]
+    if not learning:
         raise CommandError(
             f"{', '.join(arms)}: asks no model, and the other methods learn before they play with one; leave it out"
         )
-    temperature = known[0].trial.temperature if options.test_temperature is None else options.test_temperature
-    found = replace(options, test_temperature=temperature)
-    learning = [one for one in known if one.problems]
+    found, learning = options, [one for one in learning if one.problems]
+    if known and options.test_temperature is None:
+        found = replace(options, test_temperature=known[0].trial.temperature)
     sizes = (max((getattr(one, name) for one in learning), default=0) for name in ("problems", "held_out"))
     object.__setattr__(found, "sizes", tuple(sizes))
-    object.__setattr__(found, "sends_temperature", known[0].temperature is not None)
-    object.__setattr__(found, "timeout", known[0].rollouts.timeout)
+    object.__setattr__(found, "sends_temperature", all(one.temperature is not None for one in known))
+    object.__setattr__(found, "timeout", known[0].rollouts.timeout if known else None)
     return found
 
 
@@ -231,7 +231,7 @@ def _check_distinct(environment: Any, split: ProblemSplit) -> None:
     """
     seen: dict[str, str] = {}
     for task in (*split.train, *split.held_out, *split.test):
-        text = " ".join(task.instruction.split()) if hasattr(environment, "answer") else task.id
+        text = " ".join(task.instruction.split()) if hasattr(environment, "read") else task.id
         if text in seen:
             raise UserError(
                 f"{environment.name}: problems {seen[text]} and {task.id} say the same; remove the copies from the data, or ask for "

@@ -83,6 +83,8 @@ class LearningJob:
         self.options = cast(LearningOptions, job.options)
         self.arm = getattr(self.settings, "arm", "")
         """The way in which its library is made (`TrainingFreeGRPO.arm`); empty for a method without a library."""
+        self.learner: Any = None
+        """The middleware of an agent that has learned; None without one."""
         self.split = problem_split(self.options, job.seed)
         self.run = f"s{job.seed}"  # the same for all arms: they share what is the same
         remote = any(name.startswith("openai:") for name in (self.options.model, self.options.critic_model))
@@ -111,6 +113,8 @@ class LearningJob:
             log, episodes, curve = (Rows(place / name) for name in ("learned.jsonl", "episodes.jsonl", "curve.jsonl"))
             for close in (versions.close, journal.close, log.close, episodes.close, curve.close):
                 stack.callback(close)
+            if not self.arm and self.job.arm.method.has_training_phase:
+                await self._teach(versions, journal)
             name, learned = await self._make_library(versions, journal, log)
             rollouts = await self._test(versions, journal, name, episodes)
             for row in log.values() if self.options.curve and self.arm == "learned" else ():
@@ -154,7 +158,7 @@ class LearningJob:
             ):  # of a softmax over scored actions
                 settings = replace(settings, temperature=temperature)
             if not isinstance(settings, tool_agent.ToolAgent):
-                return self.job.arm.method.build(inputs, settings)
+                return self.job.arm.method.build(inputs, settings, **({"learner": self.learner} if self.learner else {}))
             turns = self.options.tool_turns or settings.max_turns
             return tool_agent.build(inputs, replace(settings, max_turns=turns), tools=tools)
         if tools is not None:
@@ -250,6 +254,20 @@ class LearningJob:
             critic=CriticModel(self.critic(), self.critic_at_stage),
             **compile,
         )
+
+    # The memory of an agent's middleware
+
+    async def _teach(self, versions: LibraryVersions, journal: Any) -> None:
+        """Have an agent's middleware learn from the problems. It is in this process: a resumed run learns again from replies that are
+        in the cache."""
+        from ...agents.agent_method import open_learner, teach
+
+        settings, (problems, _) = self.settings, self.split.for_settings(self.settings)
+        if settings.learner:
+            world = shared_environment(self.options.env, self.options.horizon)
+            self.learner = open_learner(settings, world, problems[0], self.critic())
+            graph = self.rollout_graph(versions, journal, "rollout", None)
+            await asyncio.to_thread(teach, graph, self.learner, problems, f"{self.run}/train", settings.shuffled)
 
     # The library of an arm
 

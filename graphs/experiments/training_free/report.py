@@ -63,7 +63,7 @@ def learning_report(one: Sweep, table: ResultTable) -> tuple[list[str], list[str
             notes.append(
                 f"{label}: {len(reasons)} of {sum(len(r.scores) for r in runs)} rollouts have no reward and count as 0: {reasons[0]}"
             )
-    if not any(settings.arm == "empty" for settings in learning_arms(one.arms).values()):
+    if (arms := learning_arms(one.arms).values()) and not any(settings.arm == "empty" for settings in arms):
         notes.append(
             "what the lessons are worth: the same command with --compare training-free-grpo?arm=empty adds the agent without them"
         )

@@ -501,7 +501,7 @@ def test_problems_that_say_the_same_are_refused(here: Path) -> None:
     class World:
         name = "twins"
 
-        def answer(self, text: str) -> str:
+        def read(self, text: str) -> str:
             return text
 
     task = KeywordKeep().task

@@ -35,6 +35,8 @@ class ToolEpisode:
         """The actions so far."""
         self.score = 0.0
         """Sum of the rewards so far."""
+        self.messages: list[AnyMessage] = []
+        """The conversation that `play` has had so far."""
         self._lock = threading.Lock()
         self._last: Observation = environment.observe(task, ())
 
@@ -89,11 +91,10 @@ class ToolEpisode:
             make_agent: makes the agent (of `langchain.agents.create_agent`, or any Runnable over `{"messages": ...}`) from the tools and the
                 system message of the present turn, `lambda tools, prompt: create_agent(model, tools, system_prompt=prompt)`.
         """
-        messages: list[AnyMessage] = []
         while not self.over:
             agent = make_agent(self.tools, self.system_prompt or None)
-            messages = agent.invoke({"messages": [*messages, HumanMessage(self.request)]})["messages"]
-            self.say(messages[-1].text)
+            self.messages = agent.invoke({"messages": [*self.messages, HumanMessage(self.request)]})["messages"]
+            self.say(self.messages[-1].text)
         return self.score
 
     def _function(self, name: str) -> Callable[..., str]:
