@@ -258,7 +258,7 @@ def play_and_report(
         runs_at_once(one)
     for one in planned:
         if isinstance(one.options, LearningOptions) and (options.dry_run or unfinished_runs(one)[0]):
-            check_arms(one)
+            check_arms(one, asks_model=not options.dry_run)
     if options.dry_run:
         return dry_run(planned, unplayed_notes(spec, only), folder, as_json=options.json)
     with claim_sweeps(planned, folder, name):

@@ -16,9 +16,9 @@ from .play import LearningJob, shared_toolbox
 __all__ = ["check_arms"]
 
 
-def check_arms(sweep: Sweep) -> None:
+def check_arms(sweep: Sweep, *, asks_model: bool = True) -> None:
     """Check models, tools and methods, and build the graphs of all arms: errors are found before the first call is paid for.
-    Local models load their weights in the workers, and in a dry run no model is opened.
+    Local models load their weights in the workers; one behind an API is opened if `asks_model`, which a dry run does not.
 
     Raises:
         CommandError: there is no such model, or an arm cannot run with it, with this environment, or with its library to start from.
@@ -51,7 +51,7 @@ def check_arms(sweep: Sweep) -> None:
     known = {name.partition(":")[0] for name in MODELS}
     for spec in (options.model, options.critic_model):
         kind = spec.partition(":")[0]
-        if (kind == "openai" and not options.dry_run) or kind not in known:
+        if (kind == "openai" and asks_model) or kind not in known:
             shared_model(spec, sweep.job(next(iter(sweep.arms)), sweep.seeds[0]).model_options())
     for path in filter(None, {settings.library for settings in arms.values()}):
         if not getattr(open_library(path), "head", "a library alone"):
