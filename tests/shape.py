@@ -13,14 +13,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 82_295, "tests": 67_250}
+LINES: Mapping[str, int] = {"source": 82_530, "tests": 67_300}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_260,
-    "graphs/agents": 6_450,
+    "graphs/agents": 6_630,
     "graphs/baselines": 1_850,
     "graphs/cli": 2_950,
-    "graphs/experiments": 7_880,
+    "graphs/experiments": 7_950,
     "graphs/presets": 150,
     "graphs/serving": 2_200,
     "graphs/studio": 1_950,
