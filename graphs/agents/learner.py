@@ -157,7 +157,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         while frame.f_code is not create_agent.__code__ and frame.f_back is not None:
             frame = frame.f_back
         if frame.f_code is create_agent.__code__:
-            self.agent.bind(frame.f_locals["name"] or "")
+            self.agent.bind(frame.f_locals.get("name") or "")
         return ()
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:

@@ -180,7 +180,7 @@ def test_a_command_nobody_announced_cannot_be_merged() -> None:
     def jumps(state: Counting) -> Any:
         return Command(goto="c")
 
-    for returned, words in ((jumps, "returned a Command"), (lambda state: 3, "returned a int")):
+    for returned, words in ((jumps, "returned a Command"), (lambda state: 3, "returned an int")):
         graph = merge_steps(wire(StateGraph(Counting), LINE, {**NODES, "b": returned}).compile())
         with pytest.raises(MergeError, match=f"node 'b' is merged with others and {words}.*Without merge_steps"):
             graph.invoke({"n": 0, "seen": []})
