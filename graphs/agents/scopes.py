@@ -449,8 +449,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
 
     def explain(self, thread_id: ThreadId, **scope: ScopeValue) -> str:
         """An account of a thread in words: what was recalled, added and chosen in each turn."""
-        lines = list[str]()
-        ratings = self._conversations(scope).ratings(str(thread_id))
+        lines, conversations = list[str](), self._conversations(scope)
+        ratings, kept_out = conversations.ratings(str(thread_id)), conversations.quarantines.get(str(thread_id))
         for number, turn in enumerate(self.conversation(thread_id, **scope).turns):
             lines.append(f"turn {number + 1}:")
             accounts = [self.describe(entry) for entry in turn.advice] or [["no advice was recorded"]]
@@ -460,6 +460,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
                     *(f"    {line}" for line in (["the same as before"] if more and more == before else more)),
                 ]
             lines += [f"  {rating_text(rating)}" for rating in ratings if rating.turn == turn.id]
+        if kept_out is not None and not kept_out.released:
+            lines.append(f"nothing is learned from it: {kept_out.reason}; release({thread_id!r}) lets it in")
         return "\n".join(lines)
 
     def describe(self, entry: Mapping[str, Any]) -> list[str]:
@@ -559,16 +561,23 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             if scope not in self._scopes:
                 # A thread may still write to a scope that was closed: two stores of one scope would write over each other.
                 if (store := self._stores.get(scope)) is None:
-                    store = self._stores[scope] = ConversationStore(self.agent.store, scope, self._reason_to_hold)
+                    store = self._stores[scope] = ConversationStore(
+                        self.agent.store, scope, partial(self._reason_to_hold, scope)
+                    )
                 self._scopes[scope] = ScopeMemory(store, self.make_index())
                 while len(self._scopes) > MAX_SCOPES:
                     self._scopes.popitem(last=False)
             self._scopes.move_to_end(scope)
             return self._scopes[scope]
 
-    def _reason_to_hold(self, conversation: Conversation) -> str:
-        held = self._hold(conversation) if callable(self._hold) else self._hold
-        return "it waits until it is released" if held else ""
+    def _reason_to_hold(self, scope: tuple[str, ...], conversation: Conversation) -> str:
+        try:
+            return "it waits until it is released" if (self._hold(conversation) if callable(self._hold) else self._hold) else ""
+        except Exception as error:  # the app's function, and what it did not let pass is not learned from
+            why = f"{type(error).__name__}: {error}"
+            LOG.warning("%s: hold= failed for conversation %s: %s", self.method, conversation.id, why)
+            self._memory(scope).note_failure("a conversation is held, since hold= failed", why)
+            return f"it waits until it is released, since hold= failed: {why}"
 
     def _rebuild_indexes(self) -> None:
         """Make all memories anew when they are used next."""

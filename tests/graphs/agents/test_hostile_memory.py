@@ -139,3 +139,20 @@ def test_a_share_by_hand() -> None:
     assert within_share(["eve", "bob", "eve"], "ann", 0.5, 3) == [0, 1]
     assert within_share(["eve", "eve"], "ann", 0.25, 1) == []
     assert within_share(["eve", "bob"], "eve", 0.25, 1) == [0]
+
+
+def test_what_a_failing_gate_does_not_let_pass_is_held_and_status_and_explain_name_why() -> None:
+    agent, learner, _ = make("synapse", hold=lambda talk: 1 / 0)
+    agent.invoke({"messages": desk.ticket(0)[0]}, config("t0"))
+    learner.feedback("t0", reward=1.0, tenant="acme")
+    why = "hold= failed: ZeroDivisionError: division by zero"
+    status = learner.status(tenant="acme")
+    assert (status.rated, status.held) == (0, 1)
+    assert status.notes == (
+        "a conversation is held, since hold= failed: 1 time, the last for ZeroDivisionError: division by zero",
+    )
+    said = learner.explain("t0", tenant="acme").splitlines()[-1]
+    assert said == f"nothing is learned from it: it waits until it is released, since {why}; release('t0') lets it in"
+    learner.release("t0", tenant="acme")
+    assert learner.explain("t0", tenant="acme").endswith("user gave it reward 1")
+    assert learner.status(tenant="acme").rated == 1
