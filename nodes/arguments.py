@@ -1,4 +1,4 @@
-"""A check of what a class is made with: a misspelt name, or a value of another kind, is a sentence."""
+"""A check of what a class is made with, or a function is given: a misspelt name, or a value of another kind, is a sentence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, Union, Unpack, get_args, get_origin, get_
 
 from ..memory.errors import UserError, did_you_mean
 
-__all__ = ["ArgumentCheck"]
+__all__ = ["ArgumentCheck", "check_value"]
 
 KINDS: dict[Any, Any] = {int: Integral, float: Real}
 MODEL = "a chat model (init_chat_model makes one of a name)"
@@ -38,13 +38,17 @@ class ArgumentCheck:
                 if (key := near[15:-1]) in inner.keys() - known.keys():
                     near = f"; did you mean settings={inner[key].__name__}({key}=...)?"
                 raise UserError(f"{cls.__name__} has no option {name!r}{near}")
-            parts = get_args(known[name]) if get_origin(known[name]) in (Union, UnionType) else (known[name],)
-            found = [compare(value, part) for part in parts]
-            if not any(fits for fits, _ in found):
-                near = did_you_mean(str(value), [one for part in parts for one in get_args(part) if isinstance(one, str)])
-                words = " or ".join(words for _, words in found)
-                raise UserError(f"{cls.__name__}: {name} is {words}; got {value!r}{near}")
+            check_value(f"{cls.__name__}: {name}", value, known[name])
         return super().__new__(cls)
+
+
+def check_value(name: str, value: Any, hint: Any) -> None:
+    """Raise `UserError` if the value that is given under a name is not of this type."""
+    parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    found = [compare(value, part) for part in parts]
+    if not any(fits for fits, _ in found):
+        near = did_you_mean(str(value), [one for part in parts for one in get_args(part) if isinstance(one, str)])
+        raise UserError(f"{name} is {' or '.join(words for _, words in found)}; got {value!r}{near}")
 
 
 @cache

@@ -44,6 +44,7 @@ from ...memory.conversations.store import Turn
 from ...memory.errors import UserError
 from ...memory.records import Task
 from ...memory.telemetry import Traced, memory_names, span
+from ...nodes.arguments import check_value
 from ...nodes.text import trim_middle
 from .agent_identity import DOMAIN
 from .consultation import (
@@ -145,6 +146,12 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         """
         from .model_node import model_node
 
+        for name, value, kind in (
+            ("model", model, Runnable),
+            ("tools", tools, Sequence),
+            ("system_prompt", system_prompt, str),
+        ):
+            check_value(f"node: {name}", value, kind)
         self.agent.bind("")
         return model_node(self, model, tools, system_prompt)
 

@@ -17,6 +17,7 @@ from langchain_core.tools import tool as make_tool
 from langgraph.config import get_config
 from langgraph.runtime import get_runtime
 
+from ...memory.errors import UserError
 from .consultation import model_response
 from .given_advice import keep_given, keep_last_turn
 
@@ -75,7 +76,7 @@ def model_node(
 
     def call(state: Any) -> dict[str, Any]:
         request = begin(state)
-        if isinstance(state["messages"][-1], HumanMessage):
+        if not request.messages or isinstance(request.messages[-1], HumanMessage):
             learner.before_agent(state, request.runtime)
         update, last = end(state, learner.wrap_model_call(request, ask))
         if last is not None:
@@ -84,7 +85,7 @@ def model_node(
 
     async def acall(state: Any) -> dict[str, Any]:
         request = begin(state)
-        if isinstance(state["messages"][-1], HumanMessage):
+        if not request.messages or isinstance(request.messages[-1], HumanMessage):
             await learner.abefore_agent(state, request.runtime)
         update, last = end(state, await learner.awrap_model_call(request, aask))
         if last is not None:
@@ -102,6 +103,8 @@ class _KeptLearning:
 
     def added_to(self, state: Any) -> Any:
         """The state with its thread's channels, or as it is where it has them."""
+        if "messages" not in state:
+            raise UserError(f"node: a state has `messages`, as MessagesState; this one has {', '.join(state) or 'nothing'}")
         return state if "learning" in state else {**self._threads.get(_thread(state), {}), **state}
 
     def keep(self, state: Any, made: dict[str, Any]) -> None:

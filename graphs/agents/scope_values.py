@@ -74,8 +74,11 @@ class AgentScope:
             raise ScopeError(
                 f"{name} is part of this agent's scope, and no value is given: give {name}=, or name it {name + '?'!r} in scope= if it may be missing"
             )
-        if isinstance(value, bool) or not isinstance(value, str | int | UUID):
-            raise ScopeError(f"a value of the scope is a text, a whole number or a UUID, got {name}={value!r}")
+        is_kind = isinstance(value, str | int | UUID) and not isinstance(value, bool)
+        if not is_kind or str(value).encode(errors="ignore").decode() != str(value):
+            raise ScopeError(
+                f"a value of the scope is a text of whole characters, a whole number or a UUID, got {name}={value!r}"
+            )
         return f"{name.removesuffix('?')}={escape_label(str(value))}"
 
     def of_run(self, runtime: Any, configurable: Mapping[str, Any]) -> tuple[str, ...]:

@@ -55,7 +55,8 @@ def open_agent_store(where: str) -> BaseStore:
     Raises:
         UserError: it cannot be opened; the message says why.
     """
-    chroma = where.removeprefix("chroma:")
+    if not (chroma := where.removeprefix("chroma:")).strip():
+        raise UserError(f"a store is a folder or a URL; got {where!r}: is an environment variable not set?")
     if chroma != where or "://" in where or os.path.exists(os.path.join(where, "chroma.sqlite3")):
         return open_store(chroma)
     try:

@@ -51,7 +51,8 @@ class User(dict[str, Any]):
         (None, {"tenant": "acme", "userid": 7}, None, "no user_id, but userid"),
         (None, {"tenant": "acme", "userId": 7}, None, "no user_id, but userId"),
         (None, {"TENANT": "acme"}, None, "no tenant, but TENANT"),
-        (Ctx("acme"), {"user_id": object()}, None, "a text, a whole number or a UUID"),
+        (Ctx("acme"), {"user_id": object()}, None, "a whole number or a UUID"),
+        (Ctx("acme"), {"user_id": "\ud83d"}, None, "a text of whole characters"),
     ],
 )
 def test_the_values_of_a_scope_are_read_from_every_place(context: Any, configurable: Any, user: Any, labels: Any) -> None:
@@ -199,9 +200,9 @@ def test_without_a_store_it_takes_that_of_its_graph() -> None:
         bare.invoke({"messages": "hello"})
 
 
-@pytest.mark.parametrize("store", [5, {}, InMemoryStore])
+@pytest.mark.parametrize("store", [5, {}, InMemoryStore, "", "chroma:"])
 def test_what_is_no_store_is_refused_at_once(store: Any) -> None:
-    with pytest.raises(UserError, match="store is a LangGraph store, a folder, a URL, or None"):
+    with pytest.raises(UserError, match=r"store is a (LangGraph store, a folder, a URL, or None|folder or a URL; got ')"):
         ICRLMiddleware(store)
 
 

@@ -6,13 +6,14 @@ import asyncio
 import logging
 import operator
 from contextlib import nullcontext
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 from uuid import uuid4
 
 import help_desk as desk
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware, ModelCallLimitMiddleware
+from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
@@ -126,6 +127,28 @@ def test_a_graph_of_ones_own_learns_with_a_node(method: str, schema: Any, awaite
     (turn,) = learner.conversation("t23", tenant="acme").turns
     assert [len(turn.steps), len(turn.advice)] == [3, 3]
     assert turn.advice[-1]["cached"] > 0.5, "advice stays where it was given"
+
+
+class Talk(TypedDict):
+    talk: list[Any]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "schema", "says"),
+    [
+        (("gpt",), MessagesState, "node: model is a chat model .*; got 'gpt'"),
+        ((desk.HeedfulClerk(), desk.resolve), MessagesState, "node: tools is a sequence; got"),
+        ((desk.HeedfulClerk(),), Talk, "a state has `messages`, as MessagesState; this one has talk"),
+        ((FakeListChatModel(responses=["Hello."]),), MessagesState, ""),
+    ],
+)
+def test_a_node_says_what_it_cannot_work_with_and_answers_where_nobody_has_asked(
+    arguments: Any, schema: Any, says: str
+) -> None:
+    with pytest.raises(UserError, match=says) if says else nullcontext():
+        builder = StateGraph(schema).add_node("model", make("synapse")[1].node(*arguments)).add_edge(START, "model")
+        given: Any = {"messages": []} if schema is MessagesState else {"talk": []}
+        assert builder.compile().invoke(given, config("a"))["messages"][-1].type == "ai"
 
 
 def test_turns_are_told_apart_where_messages_have_no_ids() -> None:
