@@ -146,12 +146,8 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         """
         from .model_node import model_node
 
-        for name, value, kind in (
-            ("model", model, Runnable),
-            ("tools", tools, Sequence),
-            ("system_prompt", system_prompt, str),
-        ):
-            check_value(f"node: {name}", value, kind)
+        check_value("node: model", model, Runnable)
+        check_value("node: tools", tools, Sequence)
         self.agent.bind("")
         return model_node(self, model, tools, system_prompt)
 

@@ -76,9 +76,7 @@ class AgentScope:
             )
         is_kind = isinstance(value, str | int | UUID) and not isinstance(value, bool)
         if not is_kind or str(value).encode(errors="ignore").decode() != str(value):
-            raise ScopeError(
-                f"a value of the scope is a text of whole characters, a whole number or a UUID, got {name}={value!r}"
-            )
+            raise ScopeError(f"a scope's value is a text of whole characters, a whole number or a UUID, got {name}={value!r}")
         return f"{name.removesuffix('?')}={escape_label(str(value))}"
 
     def of_run(self, runtime: Any, configurable: Mapping[str, Any]) -> tuple[str, ...]:
