@@ -218,8 +218,6 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
         """As `consult`, from the memory."""
         raise NotImplementedError
 
-    # -- within -----------------------------------------------------------------------------------------------------------
-
     def make_index(self) -> StudyIndex[Content]:
         """An empty memory for a scope, and the conversations that wait for the critic."""
         return StudyIndex(self.method, self.make_content())

@@ -151,8 +151,6 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         self.agent.bind("")
         return model_node(self, model, tools, system_prompt)
 
-    # -- hooks of the agent -----------------------------------------------------------------------------------------------
-
     @property
     def tools(self) -> Sequence[BaseTool]:  # type: ignore[override]
         """None of its own. `create_agent` asks for them: the one place where LangChain knows the name of the agent that it makes."""
@@ -230,8 +228,6 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         """Record the turn that has ended, in an agent that is awaited."""
         if await asyncio.to_thread(self._record_end, state, runtime) and self._reward is not None:
             await self._arate(state, runtime, self._reward, turn_id(state["messages"]))
-
-    # -- within -----------------------------------------------------------------------------------------------------------
 
     def _open(self, request: ModelRequest[Any]) -> OpenConsultation | str:
         """Look into memory for a model call, up to the first thing that the method waits for; why that failed, or an empty text where

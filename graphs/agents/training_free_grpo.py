@@ -115,8 +115,6 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
         self._versions: dict[tuple[str, ...], LibraryVersions] = {}
         self._editing = threading.Lock()
 
-    # -- reading ----------------------------------------------------------------------------------------------------------
-
     @property
     def library(self) -> Library:
         """The lessons that are shown now; with a critic, those that each scope begins with."""
@@ -176,8 +174,6 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
         if self.critic is None:
             return await handler(add_to_system_message(request, self._section(request, self.library)[0]))
         return await super().awrap_model_call(request, handler)
-
-    # -- learning ---------------------------------------------------------------------------------------------------------
 
     def add_rating(
         self, labels: tuple[str, ...], thread: str, reward: float | None, text: str, **more: Unpack[RatingOptions]
