@@ -24,11 +24,7 @@ class ArgumentCheck:
     """Refuses keyword arguments that the class does not know, or whose value is of another type than it says."""
 
     def __new__(cls, *args: Any, **given: Any) -> Self:
-        """Check, and make the object.
-
-        Raises:
-            UserError: naming the argument, what came, and what would do.
-        """
+        """Check, and make the object; raises `UserError`, naming the argument, what came, and what would do."""
         known = arguments_of(cls)  # type: ignore[arg-type]
         for name, value in given.items():
             if name not in known:
@@ -66,7 +62,7 @@ def arguments_of(cls: Any) -> dict[str, Any]:
 
 
 def compare(value: Any, hint: Any) -> tuple[bool, str]:
-    """True if a value is of a type, as far as that can be told without looking into it; and the type in words."""
+    """True if a value is of a type, as far as that can be told, with its texts and numbers; and the type in words."""
     kind = get_origin(hint) or hint
     if kind is Literal:
         return value in get_args(hint), f"one of {', '.join(map(str, get_args(hint)))}"
@@ -76,4 +72,10 @@ def compare(value: Any, hint: Any) -> tuple[bool, str]:
         return not isinstance(value, str | Real | None), f"a {kind.__name__}"
     is_text = kind is Sequence and isinstance(value, str)
     words = MODEL if kind.__name__ in ("Runnable", "BaseChatModel") else WORDS.get(kind, f"{kind.__name__}(...)")
-    return isinstance(value, KINDS.get(kind, kind)) and not is_text, f"{words}, such as [{value!r}]" if is_text else words
+    fits = isinstance(value, KINDS.get(kind, kind)) and not is_text
+    inner = get_args(hint)[kind is Mapping :][:1] if fits and kind in (Sequence, Mapping, tuple) else ()
+    if inner and (get_origin(inner[0]) or inner[0]) in WORDS:
+        each = [compare(one, inner[0]) for one in (value.values() if isinstance(value, Mapping) else value)]
+        if wrong := next((said for is_one, said in each if not is_one), None):
+            return False, f"{words}, each of it {wrong}"
+    return fits, f"{words}, such as [{value!r}]" if is_text else words

@@ -191,10 +191,10 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
         **options: Unpack[LearnerOptions],
     ) -> None:
         super().__init__(store, **options)
+        if window is not None and window < 1:
+            raise UserError(f"window is a number of tokens, at least 1, or None; got {window!r}")
         self.critic, self.study, self.window = critic, study, window
         self._worker = StudyWorker(self._study)
-
-    # -- what a method defines --------------------------------------------------------------------------------------------
 
     def make_content(self) -> Content:
         """An empty memory."""

@@ -121,8 +121,6 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             raise UserError(f"max_added_tokens is a number of tokens, at least 1, or None; got {max_added_tokens!r}")
         self.place, self.max_added_tokens, self._sent = place or self.default_place, max_added_tokens, SentPrompts()
 
-    # -- what a method defines --------------------------------------------------------------------------------------------
-
     def consult(self, request: ModelRequest[Any], place: Place, memory: Index) -> Consultation:
         """Advise a model call: a generator that yields what it asks for, and returns the response with its entry."""
         raise NotImplementedError
@@ -420,6 +418,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         humans = [m for m in messages if isinstance(m, HumanMessage)]
         thread = get_config().get("configurable", {}).get("thread_id") or (humans[0].id if humans else None) or "no thread"
         task = self._task(messages) if self._task is not None else DOMAIN
+        check_value("the value of task=", task, str)
         goal = trim_middle(str(humans[0].text), MOST_GOAL_CHARS) if humans else ""
         calls = sum(isinstance(m, AIMessage) for m in messages[last_user_message(messages) :])
         users = self.user.of_run(runtime, get_config().get("configurable", {}))

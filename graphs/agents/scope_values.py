@@ -37,13 +37,15 @@ class AgentScope:
     """The names whose values keep conversations apart.
 
     Args:
-        names: `("tenant", "user_id?")`; the value of one with a question mark may be missing.
+        given: `("tenant", "user_id?")`; the value of one with a question mark may be missing.
+        option: the argument that names them.
 
     Raises:
         ScopeError: a text in the place of a sequence, or a name is empty or there twice.
     """
 
     given: Sequence[str]
+    option: str = "scope"
 
     def __post_init__(self) -> None:
         if isinstance(self.given, str) or not all(self.names) or len(set(self.names)) < len(self.names):
@@ -99,11 +101,13 @@ class AgentScope:
             given = sorted(_names(context) + _names(configurable))
             near = [one for one in given if _plain(one) == _plain(name)] or get_close_matches(name, given, 1, ALIKE)
             if near and near[0] not in self.names:
-                raise ScopeError(f"a run gives no {name}, but {near[0]}: did you mean {name}? If not, leave it out of scope=")
+                raise ScopeError(
+                    f"a run gives no {name}, but {near[0]}: did you mean {name}? If not, leave it out of {self.option}="
+                )
             if name in self.given:
                 raise ScopeError(
-                    f"this agent's scope names {name}, and the run gives none: give it in context=, in configurable or by the "
-                    f"authenticated user; or name it {name + '?'!r} in scope= if it may be missing"
+                    f"this agent's {self.option}= names {name}, and the run gives none: give it in context=, in configurable or by the "
+                    f"authenticated user; or name it {name + '?'!r} in {self.option}= if it may be missing"
                 )
         return self.labels(values)
 

@@ -31,7 +31,7 @@ from ...memory.conversations.store import Conversation, ConversationStore, Ratin
 from ...memory.errors import UserError, plural
 from ...memory.records import Trajectory
 from ...memory.telemetry import memory_names, span
-from ...nodes.arguments import ArgumentCheck
+from ...nodes.arguments import ArgumentCheck, check_value
 from ...nodes.retrieve.user_share import within_share
 from .agent_identity import ROOT, AgentIdentity
 from .intake import Admitted, ImportReport, Intake, days_before, write_lift
@@ -208,7 +208,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             raise UserError(
                 f"max_user_share is the share of one user in what others are shown, above 0 and at most 1; got {share}"
             )
-        self.user = AgentScope((user,) if (user := get("user", "")) else ())
+        self.user = AgentScope((user,) if (user := get("user", "")) else (), "user")
         self.max_user_share, self.refresh_seconds = float(share), float(get("refresh_seconds", 1.0))
         self.rewards = RewardScale(get("reward_range"))
         self.plan = TrialPlan(get("control", 0.0), get("holdout", 0.0), get("min_lift"))
@@ -260,6 +260,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             UserError: the thread or the run is unknown or not given and there are several, the reward is out of range, neither reward
                 nor text is given, or the source is none of `raters`.
         """
+        check_value("feedback: text", text, str | None)
         if reward is None and not text:
             raise UserError("feedback: give a reward, a text, or both")
         self.check_source(source)
@@ -485,8 +486,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         Raises:
             UserError: a text in the place of a sequence, or nothing of one of the threads is kept; then nothing is deleted.
         """
-        if isinstance(threads, str):
-            raise UserError(f"forget takes a sequence of threads, such as [{threads!r}]; got {threads!r}")
+        check_value("forget: threads", threads, Sequence | None)
         if threads is not None:
             return self.forget_in(self._labels(scope), list(map(str, threads)))
         prefix = self._labels_of(self.scope.labels(scope, to_last=True))

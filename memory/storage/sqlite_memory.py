@@ -33,6 +33,8 @@ WAIT_SECONDS = 60.0
 class SqliteMemory(SqliteStore):
     """LangGraph's store in SQLite, in a folder, for several processes and threads."""
 
+    _is_closed = False
+
     @classmethod
     def open(cls, folder: str | PathLike[str]) -> SqliteMemory:
         """The store in a folder, which is made if it is not there.
@@ -70,7 +72,12 @@ class SqliteMemory(SqliteStore):
         """Execute operations: reads, then writes; after a deletion nothing of what was deleted is in the files.
 
         Each is a transaction of its own: one that has read cannot wait for another process's write, whatever the timeout.
+
+        Raises:
+            UserError: the file was closed.
         """
+        if self._is_closed:
+            raise UserError("this learner was closed, or its store: make another one to go on")
         every = list(ops)
         reads = [op for op in every if not isinstance(op, PutOp)]
         found = iter(super().batch(reads) if reads else ())
@@ -91,6 +98,7 @@ class SqliteMemory(SqliteStore):
 
     def close(self) -> None:
         """Close the file."""
+        self._is_closed = True
         self.conn.close()
 
     def __enter__(self) -> SqliteMemory:

@@ -93,7 +93,7 @@ def test_no_user_holds_more_than_a_share_of_what_another_is_shown(method: str) -
     shown = recalled_by("ann")
     assert len(shown) > 1
     assert shown.count("eve") <= 1
-    with pytest.raises(UserError, match="names user_id, and the run gives none"):
+    with pytest.raises(UserError, match=r"user= names user_id, and the run gives none.* in user= if"):
         agent.invoke({"messages": "It is late."}, config("x"))
     with pytest.raises(UserError, match="max_user_share is the share of one user in what others are shown"):
         make(method, user="user_id", max_user_share=0)
