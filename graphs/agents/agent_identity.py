@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from langchain_core.messages import AIMessage
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.store.base import BaseStore
 
+from ...memory.conversations.reviews import mark_answered
 from ...memory.errors import UserError
 from .scope_values import ScopeError, escape_label
 
@@ -52,6 +53,7 @@ class AgentIdentity:
         self._store, self._given = store, name
         self._bound: str | None = None
         self._of_run: str | None = None
+        self._answerable: Collection[str] = ()
         self._tools = set[str]()
         self.listed = dict[str, frozenset[str]]()
         """Name of a tool -> its arguments whose values its schema lists."""
@@ -112,13 +114,17 @@ class AgentIdentity:
         said = metadata.get("lc_agent_name") if self._bound is None else self._bound
         self._of_run = self._only(self._of_run, str(said or DEFAULT_NAME))
 
-    def bind(self, name: str) -> None:
+    def bind(self, name: str, answerable: Collection[str] = ()) -> None:
         """Take the name of the agent that is being made; empty: it has none. A run's is the caller's, where a tool passes its config on.
+
+        Args:
+            name: of the agent.
+            answerable: names of the tools in whose place a person may answer.
 
         Raises:
             ScopeError: an agent of another name has this middleware.
         """
-        self._bound = self._only(self._bound, name)
+        self._bound, self._answerable = self._only(self._bound, name), answerable
 
     def _only(self, known: str | None, name: str) -> str:
         if self._given is None and known not in (None, name):
@@ -128,9 +134,13 @@ class AgentIdentity:
         return name
 
     def own(self, messages: Sequence[Any]) -> list[Any]:
-        """The messages without what other agents of a graph have said and called; what they were told by tools was read here, too."""
+        """The messages without what other agents of a graph have said and called; what they were told by tools was read here, too.
+
+        Results that a person wrote in a tool's place are marked.
+        """
         mine = (None, self._bound) if self._bound else ()
-        return [one for one in messages if not mine or not isinstance(one, AIMessage) or one.name in mine]
+        kept = [one for one in messages if not mine or not isinstance(one, AIMessage) or one.name in mine]
+        return mark_answered(kept, self._answerable)
 
     def read_tools(self, tools: Sequence[Any]) -> None:
         """Compare the tools of an agent without a name with those of the agents that have used this memory before.

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
 from langchain.agents import create_agent
-from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest
+from langchain.agents.middleware import AgentMiddleware, AgentState, HumanInTheLoopMiddleware, ModelRequest
 from langchain.agents.middleware.types import ExtendedModelResponse, ToolCallRequest
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
@@ -156,7 +156,9 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         while frame.f_code is not create_agent.__code__ and frame.f_back is not None:
             frame = frame.f_back
         if frame.f_code is create_agent.__code__:
-            self.agent.bind(frame.f_locals.get("name") or "")
+            beside = [one for one in frame.f_locals.get("middleware") or () if isinstance(one, HumanInTheLoopMiddleware)]
+            asked = {tool: options["allowed_decisions"] for one in beside for tool, options in one.interrupt_on.items()}
+            self.agent.bind(frame.f_locals.get("name") or "", [tool for tool, allowed in asked.items() if "respond" in allowed])
         return ()
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
-from .reviews import MARK, result_text, reviewed_call
+from .reviews import ANSWERED, MARK, result_text, reviewed_call
 
 __all__ = ["FROM_TOOL", "Origins"]
 
@@ -118,7 +118,7 @@ class Origins:
 
     def _read_result(self, message: ToolMessage) -> ToolMessage:
         made, by_person = reviewed_call(self._calls.get(message.tool_call_id, {}), message)
-        if by_person and made is None:
+        if (by_person and made is None) or (made or {}).get("name", "").startswith(ANSWERED):
             return message  # a person's words
         update: dict[str, Any] = {}
         if not by_person and isinstance(mark := message.additional_kwargs.get(MARK), dict):

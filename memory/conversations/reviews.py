@@ -19,10 +19,21 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
 from ..records import Trajectory
 
-__all__ = ["REJECTED", "mark_executed", "result_text", "review_rating", "reviewed_call", "without_rejected"]
+__all__ = [
+    "ANSWERED",
+    "REJECTED",
+    "mark_answered",
+    "mark_executed",
+    "result_text",
+    "review_rating",
+    "reviewed_call",
+    "without_rejected",
+]
 
 REJECTED = "rejected by a person: "
 """The beginning of an action that the agent proposed, and that a person did not let happen."""
+ANSWERED = "answered by a person: "
+"""The beginning of an action that the agent proposed, and whose result a person wrote in the tool's place."""
 MARK = "executed_call"
 """Key of a result's `additional_kwargs`: True if the call was made as proposed, else the call (`name`, `args`) that was."""
 _NOTICE = re.compile(r"\A.*? Executed instead: [^\n]*\.(?:\n\nTool response:\n?|\Z)", re.DOTALL)
@@ -34,6 +45,24 @@ def mark_executed(result: ToolMessage, proposed: Mapping[str, Any], executed: Ma
     made = {"name": executed["name"], "args": executed["args"]}
     as_proposed = made == {"name": proposed["name"], "args": proposed["args"]}
     return result.model_copy(update={"additional_kwargs": {**result.additional_kwargs, MARK: True if as_proposed else made}})
+
+
+def mark_answered(messages: Sequence[BaseMessage], tools: Collection[str]) -> list[BaseMessage]:
+    """The messages with a mark at each result of these tools that no tool has written.
+
+    Args:
+        messages: of a conversation whose executed calls are marked.
+        tools: names of those in whose place a person may answer.
+    """
+    calls = {call["id"]: call for m in messages if isinstance(m, AIMessage) for call in m.tool_calls}
+
+    def mark(one: BaseMessage) -> BaseMessage:
+        if not isinstance(one, ToolMessage) or one.name not in tools or one.status == "error" or MARK in one.additional_kwargs:
+            return one
+        call = calls.get(one.tool_call_id)
+        return one if call is None else mark_executed(one, call, {**call, "name": f"{ANSWERED}{call['name']}"})
+
+    return [mark(one) for one in messages]
 
 
 def reviewed_call(call: Mapping[str, Any], result: ToolMessage | None) -> tuple[Mapping[str, Any] | None, bool]:
@@ -88,6 +117,8 @@ def review_rating(
             reward = least if made is None else most
             replaced = made and f"a person replaced {call['name']} {call['args']} by {made['name']} {made['args']}"
             words.append(replaced or f"{result_text(result)} ({call['name']})")
+        elif made is not None and made["name"].startswith(ANSWERED):
+            continue  # neither right nor wrong: some calls ask a person
         elif result is not None and call["name"] in let_pass:
             reward = most
             words.append(f"a person let a call of {call['name']} pass")

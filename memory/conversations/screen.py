@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
+from ..errors import UserError
 from ..records import Transition
 from .messages import REPLY, StateKey, call_text, steps, text_read, told_steps
 from .origins import FROM_TOOL, Origins, readable
@@ -79,6 +80,14 @@ class Screen:
     instructions are quarantined."""
     trusted_tools: tuple[str, ...] = ()
     """Names of tools whose results are the app's own words, such as its policies: they are remembered as they are."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if name.endswith("_tools"):
+                if not isinstance(value, Sequence) or isinstance(value, str) or not all(isinstance(one, str) for one in value):
+                    raise UserError(f"Screen: {name} is names of tools, such as ('search',); got {value!r}")
+            elif not isinstance(value, bool):
+                raise UserError(f"Screen: {name} is True or False; got {value!r}")
 
     def redact(self, text: str) -> str:
         """A text with its secrets blackened."""

@@ -19,7 +19,7 @@ from learning_agents import config
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
 from learngraph.graphs.agents.reasoning_bank import ReasoningBankMiddleware
 from learngraph.memory.conversations.messages import told_steps, trajectory
-from learngraph.memory.conversations.reviews import REJECTED, result_text
+from learngraph.memory.conversations.reviews import ANSWERED, REJECTED, result_text
 
 
 def escalate(to: str) -> str:
@@ -28,7 +28,7 @@ def escalate(to: str) -> str:
 
 
 def make(learner: Any, mode: str, learner_first: bool, model: Any = None) -> Any:
-    allowed: Any = {"allowed_decisions": ["approve", "edit", "reject"]}
+    allowed: Any = {"allowed_decisions": ["approve", "edit", "reject", "respond"]}
     human = HumanInTheLoopMiddleware({"resolve": allowed}, interrupt_mode=mode)  # type: ignore[arg-type]
     middleware = [learner, human] if learner_first else [human, learner]
     tools = [desk.lookup_order, desk.resolve, escalate]
@@ -87,6 +87,20 @@ def test_a_call_may_be_turned_over_to_another_tool(learner_first: bool) -> None:
     (turn,) = learner.conversation("a", tenant="acme").turns
     assert turn.steps[2].action == "escalate(to='Ann')"
     assert {one.action: one.value for one in learner.memory(tenant="acme").returns}["escalate(to=...)"] == 1.0
+
+
+@pytest.mark.parametrize("mode", ["batched", "per_call"])
+def test_a_call_that_a_person_answered_was_not_made(mode: str) -> None:
+    learner = JitRLMiddleware(InMemoryStore(), decide=["resolve"], state_key=desk.issue, reviews=["resolve"])
+    agent = make(learner, mode, learner_first=True)
+    words = "Please do not arrange anything at all, since I have sent the customer a new one myself"
+    proposed = answer(agent, "a", 0, lambda call: {"type": "respond", "message": words})
+    (turn,) = learner.conversation("a", tenant="acme").turns
+    assert turn.steps[1].action == f"{ANSWERED}resolve(how={proposed['args']['how']!r}, order='A0')"
+    assert turn.steps[2].observation == f"resolve: {words}", "a person's words are kept"
+    assert "gave it reward" not in learner.explain("a", tenant="acme")
+    learner.feedback("a", reward=1, tenant="acme")
+    assert not learner.memory(tenant="acme").returns, "nothing was decided"
 
 
 @pytest.mark.parametrize("mode", ["batched", "per_call"])

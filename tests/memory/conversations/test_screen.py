@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
@@ -10,6 +11,7 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from learngraph.memory.conversations import origins
 from learngraph.memory.conversations.messages import last_turn, steps
 from learngraph.memory.conversations.screen import Screen
+from learngraph.memory.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -183,3 +185,11 @@ def test_of_a_tool_that_is_never_learned_neither_calls_nor_results_are_kept() ->
     assert "paid" not in screen.state_key(last_turn)(talk[:-1])
     later = [*talk, HumanMessage("And now?"), AIMessage("Nothing.")]
     assert [one.action for one in screen.steps(later, last_turn, start=len(talk))] == ["reply: Nothing."]
+
+
+@pytest.mark.parametrize(
+    "given", [{"trusted_tools": "search_policies"}, {"unlearned_tools": 5}, {"unlearned_tools": [5]}, {"pii": "yes"}]
+)
+def test_options_of_another_kind_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=f"Screen: {next(iter(given))} is .*; got "):
+        Screen(**given)
