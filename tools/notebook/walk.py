@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Self
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
-from langgraph.types import Command, Interrupt, StateSnapshot
+from langgraph.types import Command, Interrupt, StateSnapshot, StateUpdate
 
 from ...memory.errors import type_of
 from ...memory.storage.branches import Branch
@@ -87,6 +87,8 @@ class Walk:
     """The answers given so far to the questions of this place: number of the question among those asked then -> answer."""
     _asks_again: bool = field(default=False, repr=False)
     """True if another walk may have answered the questions of this place."""
+    _tasks: dict[str, tuple[Any, ...]] = field(default_factory=dict, repr=False, compare=False)
+    """Id of a question that was seen, here or by the walk that was forked -> path of the task that asks it."""
 
     def __post_init__(self) -> None:
         if not self.graph.checkpointer:
@@ -127,6 +129,7 @@ class Walk:
     @property
     def questions(self) -> dict[str, Any]:
         """The questions of the nodes that paused in `interrupt()`, by their ids."""
+        self._tasks.update({one.id: task.path for task in self._snapshot().tasks for one in task.interrupts})
         return {one.id: one.value for one in self._interrupts()}
 
     def _interrupts(self) -> list[Interrupt]:
@@ -218,12 +221,19 @@ class Walk:
         if not asked:
             raise StepperError(f"nothing asks for an answer at {self}: step() goes on")
         ids = {one.id for one in asked}
-        if len(asked) > 1 and not (isinstance(answer, Mapping) and answer and set(answer) <= ids):
+        if isinstance(answer, Mapping):  # a copy of the moment asks under other ids
+            now = {task.path: one.id for task in self._snapshot().tasks for one in task.interrupts}
+            answer = {now.get(self._tasks.get(id, ()), id): said for id, said in answer.items()}
+        by_id = isinstance(answer, Mapping) and len(answer) > 0 and set(answer) <= ids
+        if len(asked) > 1 and not by_id:
             raise StepperError(
                 f"{len(asked)} nodes ask: answer with a dict of id -> answer; the ids are {', '.join(sorted(ids))}"
             )
         number = {one.id: n for n, one in enumerate(asked)}
-        given = {0: answer} if len(asked) == 1 else {number[id]: said for id, said in answer.items()}
+        given = {number[id]: said for id, said in answer.items()} if by_id else {0: answer}
+        latest, _ = _descend(self._call("get_state", _thread(self.place), subgraphs=True), self.inside)
+        if _checkpoint_id(latest.config) != _checkpoint_id(self.place):
+            self._asks_again = True  # another walk stands at the latest moment, and has answers of its own
         self._open_questions()
         before = _checkpoint_id(self.place)
         try:
@@ -273,7 +283,7 @@ class Walk:
         return self._stand(())
 
     def edit(self, **channels: Any) -> Self:
-        """Write values into channels as if the last node had; a channel with a reducer adds. The old values stay on record.
+        """Write values into channels as if the last node (after parallel ones, all of them) had; a channel with a reducer adds. The old values stay on record.
 
         The walk is a what-if from here on: see `keep` and `drop`.
 
@@ -281,9 +291,15 @@ class Walk:
             StepperError: there is no such channel, or the value is not of the channel's type.
         """
         check_channels(self.here, channels)
+        played = [one for one in self.path() if _source(one) != "update"]
+        nodes = [*dict.fromkeys(played[-2].next)] if len(played) > 1 else []
         self._begin_branch()
         try:
-            self.place = self._call("update_state", self.place, dict(channels))
+            if len(nodes) > 1:  # they ran side by side: each has written, and only together do they lead on as they did
+                updates = [StateUpdate({} if n else dict(channels), node) for n, node in enumerate(nodes)]
+                self.place = self._call("bulk_update_state", self.place, [updates])
+            else:
+                self.place = self._call("update_state", self.place, dict(channels))
         except (TypeError, ValueError) as error:
             raise StepperError(f"the channels {', '.join(channels)} do not take these values: {error}") from error
         self._now = self._call("get_state", self.place)  # inside a subgraph its `config` names the graph around as its owner
