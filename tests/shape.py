@@ -13,11 +13,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 82_570, "tests": 67_350}
+LINES: Mapping[str, int] = {"source": 82_660, "tests": 67_480}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_260,
-    "graphs/agents": 6_630,
+    "graphs/agents": 6_660,
     "graphs/baselines": 1_850,
     "graphs/cli": 2_950,
     "graphs/experiments": 7_950,
@@ -28,7 +28,7 @@ ROOMS: Mapping[str, int] = {
     "memory": 1_310,
     "memory/attempts": 700,
     "memory/claas": 2_850,
-    "memory/conversations": 1_650,
+    "memory/conversations": 1_690,
     "memory/lessons": 1_350,
     "memory/returns": 1_100,
     "memory/search": 1_550,
@@ -45,7 +45,7 @@ ROOMS: Mapping[str, int] = {
     "tools/environments": 9_200,
     "tools/local": 3_670,
     "tools/models": 1_000,
-    "tools/notebook": 950,
+    "tools/notebook": 970,
     "tools/pocket": 350,
     "tools/serving": 3_470,
     "tools/traces": 750,
@@ -54,7 +54,7 @@ ROOMS: Mapping[str, int] = {
 """Most lines of each room; the files at the top of a folder are a room, too."""
 ARROWS_UP = 2
 """Most imports that run back up among the rooms of the four folders: those that would have to go for the rooms to lie on floors."""
-PUBLIC_NAMES = 1_326
+PUBLIC_NAMES = 1_328
 """Most names that files show to others: those in `__all__`, or without that list, all that do not begin with `_`."""
 FILE, GRAPH_FILE, FUNCTION = 700, 400, 60
 """Most lines of a file, of a file in graphs/, and of a function."""
