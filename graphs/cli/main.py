@@ -71,7 +71,7 @@ COMMANDS: Mapping[str, Command] = {
         "studio",
     ),
     "memory": Command(
-        "show, export, import or prune what agents remember: learngraph memory show|export|import|prune|library PATH",
+        "show, export, import or prune what runs remember: learngraph memory show|export|import|prune|library PATH",
         ".memory",
         "memory",
     ),

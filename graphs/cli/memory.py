@@ -125,7 +125,7 @@ def open_memories(where: str) -> Iterator[list[Any]]:
     place, prefix = memory_location(where)
     found = [place] if "://" in where else find_memories(where)
     if not found:
-        raise CommandError(f"there is no memory in {where}; give a run folder or one of its memory directories")
+        raise CommandError(f"no memory of runs in {where}; give a run folder (of a middleware: its export(), its forget())")
     with ExitStack() as stack:
         stores = [stack.enter_context(open_store(path)) for path in found]
         spaces = [(store, space) for store in stores for space in store.list_namespaces(limit=100_000)]

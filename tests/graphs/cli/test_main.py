@@ -90,7 +90,7 @@ def objects(text: str) -> list[dict[str, Any]]:
         ("list nodes 42", "the verbs are act, evaluate"),
         ("list everything", "no further arguments"),
         ("memory", "show PATH"),
-        ("memory show nowhere", "no memory in nowhere"),
+        ("memory show nowhere", "no memory of runs in nowhere; give a run folder (of a middleware: its export()"),
         ("memory prune nowhere", "--keep-last"),
         ("memory import nothing.jsonl --into place", "nothing.jsonl"),
     ],
