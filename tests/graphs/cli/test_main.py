@@ -88,7 +88,7 @@ def objects(text: str) -> list[dict[str, Any]]:
         ("draw nowhere:graph", "the module nowhere, which cannot be imported"),
         ("draw ./nothing.py:graph", "there is no file ./nothing.py"),
         ("list nodes 42", "the verbs are act, evaluate"),
-        ("list everything", "no further arguments"),
+        ("list everything", "takes nodes or nothing, got everything"),
         ("memory", "show PATH"),
         ("memory show nowhere", "no memory of runs in nowhere; give a run folder (of a middleware: its export()"),
         ("memory prune nowhere", "--keep-last"),
