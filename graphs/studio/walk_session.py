@@ -123,18 +123,17 @@ class WalkSession:
         """All that the page shows of the walks but their moments."""
         self._follow()
         branches = list(self._branches.values())
-        running, branch = self._is_walking, self._branches.get(self._current)
-        place = "no run has begun" if branch is None else "paused" if branch.walk.next else "at the end"
+        running = self._is_walking
         return {
             "name": "walk",
             "title": self.title,
             "kind": "live",
-            "state": "running" if running else place,
+            "state": "running" if running else "" if branches else "no run has begun",
             "problems": [self._note] if self._note else [],
             "graphs": {self._graph_of(one): self._graphs[self._graph_of(one)] for one in branches} or self._first,
             "branches": [self._about(one) for one in branches],
             "current": self._current,
-            "can": self._can(branch),
+            "can": self._can(None),
             "form": self.form,
             "breaks": sorted(self._breaks),
             "version": f"{self._version} {running}",
@@ -149,6 +148,8 @@ class WalkSession:
             "fork_at": branch.fork_at,
             "count": len(branch.path),
             "place": branch.place,
+            "state": "paused" if branch.walk.next else "at the end",
+            "can": self._can(branch),
             "graph": self._graph_of(branch),
             "inside": [f"{one.node}, invocation {one.number + 1}" if one.number else one.node for one in branch.walk.inside],
             "what_if": branch.walk.branch is not None,

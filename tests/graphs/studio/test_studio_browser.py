@@ -161,6 +161,35 @@ async def test_a_method_is_walked_with_the_keyboard_alone(tmp_path: Path, monkey
             await until(opened, f"{colours.format('.editor')} === {json.dumps(walked)}")
 
 
+async def test_the_buttons_and_the_header_are_those_of_the_walk_that_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    walks = "[...document.querySelectorAll('.forks button')]"
+    names = "[...document.querySelectorAll('.run .toolbar > button:enabled')].map((one) => one.textContent.split(' ')[0])"
+    shown = f"[document.querySelector('.run .head .soft').textContent, ...{names}].join()"
+    paused, ended = "paused,Step,Round,Back,Fork,Finish,New", "at the end,Back,Fork,Keep,Drop,New"
+    with serve("jitrl", episodes=0) as url:
+        async with page(tmp_path / "profile", url) as opened:
+            await until(opened, f"{LIT} === 'begin'")
+            await press(opened, "s")
+            await until(opened, f"{LIT} === 'recall'")
+            await press(opened, "f")
+            await until(opened, f"{walks}.length === 2")
+            await press(opened, "e")
+            await until(opened, f"{shown} === '{ended}'")
+            await opened.run(f"{walks}[0].click()")  # beside a what-if that has ended
+            await until(opened, f"{LIT} === 'recall'")
+            assert await opened.run(shown) == paused
+            await press(opened, "d", "k", "s")  # a run is neither dropped nor kept; it is played on
+            await until(opened, f"{shown} === '{paused}' && {LIT} !== 'recall'")
+            assert await opened.run(ALERT) == ""
+            await opened.run(f"{walks}[1].click()")
+            await until(opened, f"{shown} === '{ended}' && document.querySelector('.run .end.lit') !== null")
+            await press(opened, "d")
+            await until(opened, f"{walks}.length === 1 && {shown} === '{paused}'")
+
+
 async def test_a_drawing_is_edited_beside_its_picture_and_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     code = "document.querySelector('.code').shadowRoot.querySelector('.cm-content')"

@@ -47,13 +47,13 @@ const BUTTONS = [
   ["begin", "New run", "n", "begin another run"],
 ];
 
-function Toolbar({ overview, act, stop, mark, busy, stopping, nodes }) {
-  const can = new Set(overview.can);
+function Toolbar({ names, breaks, act, stop, mark, busy, stopping, nodes }) {
+  const can = new Set(names);
   return html`<div class="toolbar" role="toolbar" aria-label="walk">
     ${BUTTONS.filter(([name]) => !["into", "out", "keep", "drop"].includes(name) || can.has(name)).map(([name, text, key, title]) => html`<button key=${name} type="button" disabled=${busy || !can.has(name)} title=${`${title} (${key})`}
       aria-keyshortcuts=${key} class=${name === "step" ? "main" : ""} onClick=${() => act(name)}>${text} <kbd>${key}</kbd></button>`)}
     ${busy && html`<button type="button" class="main" disabled=${stopping} title="stop at the model's next token, or after the node that is running" onClick=${stop}>${stopping ? "Stopping …" : "Stop"}</button>`}
-    <${Breakpoints} nodes=${nodes} breaks=${overview.breaks} act=${mark}/>
+    <${Breakpoints} nodes=${nodes} breaks=${breaks} act=${mark}/>
     <label>to <select disabled=${busy || !can.has("until")} onChange=${(event) => { const node = event.currentTarget.value; event.currentTarget.value = ""; if (node) act("until", { node }); }}>
       <option value="">run to …</option>${nodes.map((name) => html`<option>${name}</option>`)}</select></label>
   </div>`;
@@ -113,7 +113,8 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
   const report = (error) => setProblem({ text: error.message, trace: error.details?.traceback });
   const shown = overview?.branches.find((one) => one.id === branch), count = shown?.count ?? 0, place = shown?.place ?? "";
   const live = overview?.kind === "live", busy = mine || overview?.state === "running";  // by this tab, or another
-  seen.current = { overview, branch, at, count, place, follow, busy, mine };
+  const can = shown?.can ?? overview?.can ?? [];  // of the walk that is shown: another may be the last that moved
+  seen.current = { overview, branch, at, count, place, can, follow, busy, mine };
 
   function take(found, jump = false) {
     if (found.same) return;
@@ -191,14 +192,14 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
       const target = event.composedPath()[0];
       if (event.ctrlKey || event.altKey || event.metaKey || target.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName)) return;
       if (shortcuts === "inside" ? !root.current?.contains(event.target) : document.querySelector("dialog[open]")) return;
-      const { at: where, count: length, overview: known } = seen.current, button = BUTTONS.find(([, , key]) => key === (event.key === "o" ? "s" : event.key));
+      const { at: where, count: length, can: known } = seen.current, button = BUTTONS.find(([, , key]) => key === (event.key === "o" ? "s" : event.key));
       if (event.key === "ArrowLeft" || event.key === "ArrowRight") {
         if (target.closest?.(".scroll")) return;
         event.preventDefault();
         setAt(Math.min(length - 1, Math.max(0, where + (event.key === "ArrowLeft" ? -1 : 1))));
       } else if (event.key === "?" && shortcuts === "inside") {
         setHelp(true);
-      } else if (button && known.can?.includes(button[0])) {
+      } else if (button && known.includes(button[0])) {
         event.preventDefault();
         act(button[0]);
       }
@@ -222,26 +223,26 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
   };
   if (!overview) return html`<div ref=${root}>${problem ? html`<p role="alert" class="note bad">${problem.text}</p>` : html`<p class="loading">Loading …</p>`}</div>`;
   const graph = overview.graphs[shown?.graph ?? ""], nodes = graph?.nodes.map((node) => node.name).filter((name) => name !== "START" && name !== "END") ?? [];
-  const choose = (id) => { setBranch(id); setAt((overview.branches.find((one) => one.id === id)?.count ?? 0) - 1); };
+  const choose = (id) => { setAsking(null); setBranch(id); setAt((overview.branches.find((one) => one.id === id)?.count ?? 0) - 1); };
   const isChat = Boolean(overview.form?.schema.properties?.messages), isNew = live && !overview.branches.length;
   const episode = overview.branches.findIndex((one) => one.id === branch);
   return html`<section class="run" ref=${root} tabindex=${shortcuts === "inside" ? -1 : undefined} aria-busy=${String(busy)}>
-    <div class="head"><h2>${overview.title}</h2><span class="soft">${busy && live ? "running" : overview.state}${live ? "" : `, ${overview.steps.toLocaleString("en")} steps in ${overview.episodes.toLocaleString("en")} episodes`}</span>
+    <div class="head"><h2>${overview.title}</h2><span class="soft">${busy && live ? "running" : shown?.state ?? overview.state}${live ? "" : `, ${overview.steps.toLocaleString("en")} steps in ${overview.episodes.toLocaleString("en")} episodes`}</span>
       ${!live && overview.state !== "finished" && html`<label><input type="checkbox" checked=${follow} onChange=${(event) => setFollow(event.currentTarget.checked)}/> follow</label>`}
       ${shortcuts === "inside" && html`<button type="button" class="plain" onClick=${() => setHelp(true)}>Keys <kbd>?</kbd></button>`}</div>
     ${help && html`<${Help} inside=${true} close=${() => { setHelp(false); root.current?.focus({ preventScroll: true }); }}/>`}
     ${problem && html`<div role="alert" class="note bad"><p>${problem.text}</p>${problem.trace && html`<details><summary>where</summary><pre>${problem.trace}</pre></details>`}
       <button type="button" class="plain" onClick=${() => setProblem(null)}>close</button></div>`}
-    ${live && html`<${Toolbar} overview=${overview} act=${act} stop=${() => { setStopping(true); tell({ do: "stop" }); }} stopping=${stopping} mark=${(more) => tell({ do: "break", ...more })} busy=${busy} nodes=${nodes}/>`}
+    ${live && html`<${Toolbar} names=${can} breaks=${overview.breaks} act=${act} stop=${() => { setStopping(true); tell({ do: "stop" }); }} stopping=${stopping} mark=${(more) => tell({ do: "break", ...more })} busy=${busy} nodes=${nodes}/>`}
     ${shown?.inside?.length > 0 && html`<p class="soft">inside ${shown.inside.join(" › ")}</p>`}
     ${live && shown?.questions.length > 0 && html`<${Questions} key=${shown.questions.map((one) => one.id).join()} questions=${shown.questions} act=${act} busy=${busy}/>`}
     ${busy && running.length > 0 && html`<p class="note">${running.map((one) => `${one.node}, ${one.seconds.toFixed(1)} s`).join("; ")}${stopping ? ": the walk stops when that has ended" : ""}</p>`}
     <p class="sr" role="status">${busy ? "running" : moment?.title ?? ""}</p>
     ${[...overview.problems, ...(moment?.problems ?? [])].map((text) => html`<p class="note warn">${text}</p>`)}
     ${(asking ? !asking.channel : isNew && !isChat && overview.form) && html`<div class="card"><${Form} title="Input of the run" form=${overview.form} button="Begin" submit=${(input) => act("begin", { input })} close=${asking && (() => setAsking(null))}/></div>`}
-    ${isChat && html`<${Chat} state=${moment?.state} live=${running} act=${act} can=${overview.can.includes("say")} busy=${busy}/>`}
+    ${isChat && html`<${Chat} state=${moment?.state} live=${running} act=${act} can=${can.includes("say")} busy=${busy}/>`}
     ${graph && html`<div class="card"><${GraphPicture} graph=${graph} lit=${moment?.lit ?? []} passes=${moment?.passes ?? null} breaks=${overview.breaks ?? []}
-      pick=${live && overview.can.includes("until") ? (node) => act("until", { node }) : null}/><${Legend} graph=${graph}/></div>`}
+      pick=${live && can.includes("until") ? (node) => act("until", { node }) : null}/><${Legend} graph=${graph}/></div>`}
     ${isNew && !overview.form && html`<p class="soft">No run has begun: New run begins one.</p>`}
     ${!isNew && html`<div class="columns">
       <div>
