@@ -260,8 +260,7 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
 
     def status(self, **scope: ScopeValue) -> LearnerStatus:
         """The state of this learner in a scope: what was learned, what waits, and what could not be read."""
-        memory = self._read_all(self._labels(scope))
-        index = memory.index
+        index = self._read_all(self._labels(scope)).index
         written = list(index.reflections.values())
         return replace(
             super().status(**scope),
@@ -269,7 +268,8 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
             waiting=len(index.waiting),
             lessons=sum(bool(one.note) + sum(bool(lesson.text) for lesson in one.lessons) for one in written),
             unreadable=tuple(one.error for one in written if one.error),
-            failure=index.failure,
+            failure=index.failure if index.waiting else "",
+            when=LearnerStatus.when if self.study == "background" else "learn() has them studied",
         )
 
     def _study_soon(self, scope: tuple[str, ...]) -> None:

@@ -205,9 +205,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         self.mode: Mode = get("mode", "guide")
         self.agent, self.scope = AgentIdentity(store, get("name")), AgentScope(get("scope", ("tenant?",)))
         if not 0 < (share := get("max_user_share", 0.25)) <= 1:
-            raise UserError(
-                f"max_user_share is the share of one user in what others are shown, above 0 and at most 1; got {share}"
-            )
+            raise UserError(f"max_user_share is the share of one user in what others are shown, in (0, 1]; got {share}")
         self.user = AgentScope((user,) if (user := get("user", "")) else (), "user")
         self.max_user_share, self.refresh_seconds = float(share), float(get("refresh_seconds", 1.0))
         self.rewards = RewardScale(get("reward_range"))
@@ -300,26 +298,22 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
 
     def status(self, **scope: ScopeValue) -> LearnerStatus:
         """The state of this learner in a scope: what was learned, and what kept it from learning."""
-        memory = self._refreshed(self._labels(scope))
+        memory = self._refreshed(labels := self._labels(scope))
         rated = memory.conversations.trajectories.count()
         kept = [bool(memory.conversations.ratings(one.id)) for one in memory.conversations.open_quarantines()]
         notes = tuple(f"retired {retirement(one)}" for one in memory.ledger.retired.values())
+        given = max((n for n, name in enumerate(self.scope.names, 1) if name in scope), default=0)
+        below = [one for one in self.agent.namespaces(labels[: 2 + given], len(labels)) if one != labels]
+        if any(self.agent.store.search((*one, "turns"), limit=1) for one in below):  # else all of them are forgotten
+            notes += (f"not counted here is what has a {(more := ', '.join(self.scope.names[given:]))}: give {more}",)
         if memory.left_out:
-            calls, none = plural(memory.left_out, "model call"), memory.unshown
-            notes += (
-                f"max_added_tokens had no room for all that was recalled in {calls}, and for none of it in {none:,} of these",
-            )
+            said = f"max_added_tokens had no room for all that was recalled in {plural(memory.left_out, 'model call')}"
+            notes += (f"{said}, and for none of it in {memory.unshown:,} of these",)
         notes += tuple(f"{what}: {plural(n, 'time')}, the last for {why}" for what, (n, why) in memory.failures.items())
         by_meaning = ", or similarity=, by meaning" if hasattr(self, "similarity") else ""
-        found = LearnerStatus(self.method, rated, memory.consulted, memory.recalled, nearest=memory.nearest, notes=notes)
-        return replace(
-            found,
-            unshown=memory.unshown,
-            needs=self.needs,
-            remedy=self.remedy + by_meaning,
-            quarantined=len(kept),
-            held=sum(kept),
-        )
+        asked, remedy = (memory.consulted, memory.recalled, memory.unshown), self.remedy + by_meaning
+        found = LearnerStatus(self.method, rated, *asked, self.needs, remedy, memory.nearest, notes=notes)
+        return replace(found, quarantined=len(kept), held=sum(kept))
 
     def learn(self, **scope: ScopeValue) -> LearnerStatus:
         """Learn at once what was rated, also in other processes; returns the status then. Where a critic writes the memory, it studies."""
@@ -489,16 +483,15 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         check_value("forget: threads", threads, Sequence | None)
         if threads is not None:
             return self.forget_in(self._labels(scope), list(map(str, threads)))
-        prefix = self._labels_of(self.scope.labels(scope, to_last=True))
-        return sum(self.forget_in(labels, None) for labels in self.agent.namespaces(prefix, 2 + len(self.scope.names)))
+        return sum(self.forget_in(labels, None) for labels in self._reached(scope))
 
     def forget_in(self, labels: tuple[str, ...], threads: Sequence[str] | None) -> int:
         """As `forget`, in the scope with these labels."""
         return self._memory(labels).conversations.forget(threads)
 
     def export(self, **scope: ScopeValue) -> Iterator[dict[str, Any]]:
-        """All that is kept of a scope, one plain object per conversation."""
-        return self._conversations(scope).export()
+        """All that is kept of a scope, one plain object per conversation; the last names may be left out, as in `forget`."""
+        return (one for labels in self._reached(scope) for one in self._memory(labels).conversations.export())
 
     def memory(self, **scope: ScopeValue) -> Index:
         """The method's memory of a scope, with all that was learned until now: to look at, not to change; or to open it ahead."""
@@ -546,6 +539,10 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
     def reach(self, k: int) -> int:
         """The number to recall where `k` are wanted: more, where some may be left out."""
         return max(MOST_SHARED, k) if self.user.names else k
+
+    def _reached(self, scope: Mapping[str, Any]) -> list[tuple[str, ...]]:
+        prefix = self._labels_of(self.scope.labels(scope, to_last=True))
+        return self.agent.namespaces(prefix, 2 + len(self.scope.names))
 
     def _conversations(self, scope: Mapping[str, Any]) -> ConversationStore:
         return self._memory(self._labels(scope)).conversations
@@ -610,7 +607,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         return memory
 
     def _refreshed(self, scope: tuple[str, ...], thread: str = "", *, goes_on: bool = False) -> ScopeMemory[Index]:
-        """As `_look`, however long it takes."""
+        """As `_look`, however long it takes, and with what others have learned until now."""
+        self._memory(scope).conversations.has_news = True
         found = self._look(scope, thread, goes_on=goes_on, may_wait=True)
         assert found is not None
         return found

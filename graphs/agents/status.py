@@ -37,12 +37,14 @@ class LearnerStatus:
     """Texts that a critic has written: about a conversation, or about a group of them."""
     waiting: int = 0
     """Conversations with feedback that a critic has not studied yet."""
+    when: str = "the agent's process studies them soon, and learn() at once"
+    """Who studies them."""
     lessons: int = 0
     """Lessons or notes that came of it and hold now."""
     alike: int = 0
     """Groups of conversations with equal rewards, which had nothing to compare."""
     unreadable: tuple[str, ...] = ()
-    """Reasons for which no lesson came of a conversation or a group: the critic's replies could not be read."""
+    """Reasons for which no lesson came of a conversation or a group: the critic's replies could not be read, or it failed each time."""
     failure: str = ""
     """The last error of the critic's model, if it could not be asked; empty without one."""
     quarantined: int = 0
@@ -68,12 +70,13 @@ class LearnerStatus:
             feedback = f", {self.held} of them with feedback" if self.held else ""
             found.append(f"nothing is learned from {plural(self.quarantined, 'conversation')}{feedback}: {say_why}")
         if self.failure:
-            found.append(f"the critic could not be asked, and {plural(self.waiting, 'conversation')} wait: {self.failure}")
+            found.append(f"the critic could not be asked, with {plural(self.waiting, 'conversation')} waiting: {self.failure}")
         elif self.waiting and not self.studied:
-            found.append(f"waiting for the critic: {self.waiting}; the agent's process studies them soon, and learn() at once")
+            found.append(f"waiting for the critic: {self.waiting}; {self.when}")
         if self.unreadable:
-            lost, all_studied = len(self.unreadable), self.studied
-            found.append(f"{lost} of {all_studied} replies of the critic could not be read, the last: {self.unreadable[-1]}")
+            found.append(
+                f"the critic failed at {len(self.unreadable)} of {self.studied} studied, the last: {self.unreadable[-1]}"
+            )
         if self.alike:
             found.append(f"{plural(self.alike, 'group')} of conversations had equal rewards, and nothing to compare")
         is_written = self.lessons or not self.waiting  # else that keeps it from being recalled

@@ -38,7 +38,7 @@ def test_replies_that_cannot_be_read_are_counted_and_not_asked_for_again(method:
         play(agent, learner, range(4, 5))
     status = learner.status(tenant="acme")
     assert (status.studied, status.waiting, status.lessons, len(status.unreadable)) == (3, 0, 0, 3)
-    assert "3 of 3 replies of the critic could not be read" in str(status)
+    assert "the critic failed at 3 of 3 studied, the last: " in str(status)
     assert sum("nothing was learned from t" in said for said in caplog.messages) == 3
     assert set(model.seen) == {PLAIN}
 
@@ -55,15 +55,33 @@ class AwayModel(HeedfulClerk):
 @methods
 def test_a_critic_that_is_away_leaves_conversations_waiting(method: str, caplog: pytest.LogCaptureFixture) -> None:
     critic = AwayModel()
-    agent, learner, _ = make(method, critic=critic)
+    agent, learner, _ = make(method, store := InMemoryStore(), critic=critic)
     with caplog.at_level(logging.WARNING):
-        play(agent, learner, range(3))
+        play(agent, learner, range(1))
+        assert "the critic could not be asked, with 1 conversation waiting: Conn" in str(learner.status(tenant="acme"))
+        make(method, store, critic=HeedfulClerk())[1].learn(tenant="acme")
+        assert "could not be asked" not in str(learner.status(tenant="acme")), "nothing waits any more"
+        play(agent, learner, range(1, 4))
     status = learner.status(tenant="acme")
-    assert (status.waiting, status.studied) == (3, 0)
-    assert "the critic could not be asked, and 3 conversations wait: ConnectionError: the critic is away" in str(status)
+    assert (status.waiting, status.studied) == (3, 1)
+    assert "the critic could not be asked, with 3 conversations waiting: ConnectionError: the critic is away" in str(status)
     critic.away = False
     status = learner.learn(tenant="acme")
-    assert (status.waiting, status.studied, status.failure) == (0, 3, "")
+    assert (status.waiting, status.studied, status.failure) == (0, 4, "")
+
+
+@methods
+def test_learn_and_status_take_in_at_once_what_others_have_rated(method: str) -> None:
+    agent, first, _ = make(method, store := InMemoryStore())
+    _, second, _ = make(method, store, critic=HeedfulClerk(), refresh_seconds=3_600.0)
+    for n, read in enumerate((second.status, second.learn)):
+        assert second.status(tenant="acme").waiting == n
+        agent.invoke({"messages": desk.ticket(n)[0]}, learning_agents.config(f"t{n}"))
+        first.feedback(f"t{n}", reward=1.0, tenant="acme")
+        status = read(tenant="acme")
+        assert (status.rated, status.studied + status.waiting) == (n + 1, n + 1)
+        assert n or status.problems == ("waiting for the critic: 1; learn() has them studied",)
+    assert status.studied == 2
 
 
 @methods

@@ -86,7 +86,7 @@ def test_a_critic_that_cannot_be_read_is_counted(caplog: pytest.LogCaptureFixtur
     status = learner.status(tenant="acme")
     assert status.lessons == 0
     assert len(status.unreadable) == 2 - status.alike
-    assert "could not be read" in str(status)
+    assert "the critic failed at " in str(status)
     assert any("a comparison of 3 conversations was lost" in said for said in caplog.messages)
     assert set(model.seen) == {PLAIN}
 

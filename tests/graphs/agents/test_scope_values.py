@@ -211,3 +211,21 @@ def test_a_store_that_was_not_entered_is_refused_with_the_remedy(tmp_path: Any) 
 
     with pytest.raises(UserError, match="enter it first"):
         ICRLMiddleware(SqliteStore.from_conn_string(str(tmp_path / "x")))  # type: ignore[arg-type]
+
+
+def test_export_reaches_as_far_as_forget_and_status_and_learn_name_what_is_told_apart_below() -> None:
+    agent, learner = make(InMemoryStore(), scope=("tenant", "user_id?"))
+    for user in ("ann", "bob"):
+        agent.invoke({"messages": "Hello."}, {"configurable": {"thread_id": user, "tenant": "acme", "user_id": user}})
+        learner.feedback(user, reward=1.0, tenant="acme", user_id=user)
+    ids = [
+        sorted(one["id"] for one in learner.export(**scope))
+        for scope in ({"tenant": "acme"}, {"tenant": "acme", "user_id": None})
+    ]
+    assert ids == [["ann", "bob"], []]
+    more = "not counted here is what has a user_id: give user_id"
+    for read in (learner.status, learner.learn):
+        assert more in str(read(tenant="acme"))
+        assert "not counted" not in str(read(tenant="acme", user_id="ann"))
+    assert learner.forget(tenant="acme") == 2
+    assert more not in str(learner.status(tenant="acme"))
