@@ -141,6 +141,7 @@ class WalkSession:
 
     def _about(self, branch: WalkBranch) -> dict[str, Any]:
         last = branch.path[-1]
+        askers = {one.id: task.name for task in last.tasks for one in task.interrupts}
         return {
             "id": branch.id,
             "name": branch.name,
@@ -155,6 +156,7 @@ class WalkSession:
             "what_if": branch.walk.branch is not None,
             "questions": [
                 {"id": id, "text": question_text(asked), "form": answer_form(asked, branch.walk.here)}
+                | {"node": askers.get(id, "the node")}
                 | ({"parts": show_state(asked)} if isinstance(asked, Mapping) else {})
                 for id, asked in branch.walk.questions.items()
             ],

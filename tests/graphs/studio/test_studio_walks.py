@@ -219,7 +219,12 @@ def test_a_question_is_answered_and_a_subgraph_is_entered() -> None:
     assert [box["name"] for box in seen["graphs"][current(seen)["graph"]]["nodes"]] == ["START", "ask", "add", "END"]
     seen = act(walks, "step")
     (asked,) = current(seen)["questions"]
-    assert (asked["text"], "resume" in current(seen)["can"], "step" in current(seen)["can"]) == ("how many?", True, False)
+    assert (asked["node"], asked["text"], "resume" in current(seen)["can"], "step" in current(seen)["can"]) == (
+        "ask",
+        "how many?",
+        True,
+        False,
+    )
     assert current(act(walks, "resume", answers={asked["id"]: "7 or so"}))["note"] == "before add"
     seen = act(walks, "out")
     assert (current(seen)["inside"], current(seen)["note"]) == ([], "before check")

@@ -76,14 +76,14 @@ function Questions({ questions, act, busy }) {
   const [answers, setAnswers] = useState({}), box = useRef(null);
   useEffect(() => box.current?.querySelector("textarea")?.focus({ preventScroll: true }), []);
   const only = questions.length === 1 && questions[0];
-  if (only && only.form) return html`<div class="card"><${Form} title=${`The node asks: ${only.text}`} form=${only.form} button="Answer" submit=${(value) => act("resume", { answers: { [only.id]: value } })}/></div>`;
+  if (only && only.form) return html`<div class="card"><${Form} title=${`${only.node} asks: ${only.text}`} form=${only.form} button="Answer" submit=${(value) => act("resume", { answers: { [only.id]: value } })}/></div>`;
   const given = Object.entries(answers).filter(([id, text]) => text && questions.some((one) => one.id === id)), can = !busy && (only || given.length > 0);
   const send = (event) => {
     event.preventDefault();
     if (can) act("resume", { answers: only ? { [only.id]: answers[only.id] ?? "" } : Object.fromEntries(given) });
   };
   return html`<form class="card ask" ref=${box} onSubmit=${send}>
-    ${questions.map(({ id, text, parts }) => html`<label key=${id} for=${`answer-${id}`}><b>The node asks:</b> ${text}</label>${(parts ?? []).filter((one) => one.line !== text).map((one) => html`<${Value} value=${one} open=${true}/>`)}
+    ${questions.map(({ id, node, text, parts }) => html`<label key=${id} for=${`answer-${id}`}><b>${node} asks:</b> ${text}</label>${(parts ?? []).filter((one) => one.line !== text).map((one) => html`<${Value} value=${one} open=${true}/>`)}
       <textarea id=${`answer-${id}`} rows="2" value=${answers[id] ?? ""} onInput=${(event) => setAnswers({ ...answers, [id]: event.currentTarget.value })}
         onKeyDown=${(event) => event.key === "Enter" && !event.shiftKey && !event.isComposing && send(event)}></textarea>`)}
     <button class="main" disabled=${!can}>Answer</button> <span class="soft">JSON, or words; Enter sends</span></form>`;
