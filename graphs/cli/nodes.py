@@ -53,8 +53,11 @@ def list_nodes(args: Sequence[str]) -> int:
             print(f"{verb}: {about}")
             print("\n".join(line for entry in filed for line in _lines(entry)) + "\n")
     if not chosen:
-        pairs = (("reads", options.reads), ("writes", options.writes))
-        print(f"no node {' and '.join(f'{verb} `{name}`' for verb, name in pairs if name)}")
+        asked = {verb: name for verb, name in (("reads", options.reads), ("writes", options.writes)) if name}
+        hint = next(
+            filter(None, (did_you_mean(n, {c for e in catalogue() for c in getattr(e, v)}) for v, n in asked.items())), ""
+        )
+        raise UserError(f"no node {' and '.join(f'{verb} `{name}`' for verb, name in asked.items())}{hint}")
     return 0
 
 

@@ -130,8 +130,8 @@ def find_step(path: Path, step: int, seed: int | None = None, episode: int | Non
         raise CommandError(f"{run.path} has no episode {episode}; it has {_span(run.episodes)}")
     chosen = max(run.episodes) if episode is None else episode
     count = len(run.steps(chosen))
-    if step not in range(count):  # nor is a text or a fraction
-        raise CommandError(f"episode {chosen} of {run.path} has no step {step}; it has {_span(range(count))}")
+    if not isinstance(step, int) or step not in range(count):
+        raise CommandError(f"episode {chosen} of {run.path} has no step {step!r}; it has {_span(range(count))}")
     return _Step(folder, run, run.rows(chosen, step + 1))
 
 

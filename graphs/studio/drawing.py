@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from ...memory.errors import UserError
+from ...memory.errors import UserError, did_you_mean
 from ...nodes.catalogue import VERBS, catalogue
 from ...nodes.channels import node_channels
 from ..wiring.drawn import read_wiring
@@ -74,9 +74,11 @@ class Drawing:
             return {"graph": None, "findings": [_show(error.line, error.sentence)]}
         nodes, routers, lacking = self._further(text)
         found = [_show(drawn.nodes[name].line, str(error)) for name, error in lacking.items()]
-        unknown = [f"'{n}'" for n in drawn.nodes if n not in {*nodes, *lacking, *self._graph.builder.nodes, "START", "END"}]
+        unknown = [n for n in drawn.nodes if n not in {*nodes, *lacking, *self._graph.builder.nodes, "START", "END"}]
         if unknown and self.title.endswith(".mmd"):  # a file of a drawing alone
-            said = f"Only the arrows can be checked: no node stands behind {', '.join(unknown)}, neither here nor in the catalogue."
+            names, known = ", ".join(map(repr, unknown)), [*self._graph.builder.nodes, *(one.name for one in catalogue())]
+            hint = next(filter(None, (did_you_mean(name, known) for name in unknown)), ".")
+            said = f"Only the arrows can be checked: no node stands behind {names}, neither here nor in the catalogue{hint}"
             found.append(_show(0, said))
         found = found or [_show(*one) for one in check(text, self._graph, routers, **nodes)]
         shown = show_graph(text, self._graph, nodes)

@@ -56,7 +56,8 @@ def find_missing(wiring: Wiring, builder: Builder, origin: Builder | None = None
                 later = [f"'{node}'" for node in known if channel in known[node].writes and node != name]
                 places = [f"{' and '.join(later)} in this drawing, but later"] if later else []
                 places += [", ".join(writers_in_catalogue(channel))] if writers_in_catalogue(channel) else []
-                hint = f"; these nodes write it: {'; '.join(places)}" if places else "; no node that is known writes it"
+                near = did_you_mean(channel, sorted(given.union(*(known[node].writes for node in before))))
+                hint = f"; these nodes write it: {'; '.join(places)}" if places else near or "; no node that is known writes it"
                 line = wiring.lines.get(name, 0)
                 found.append(Finding(line, f"{reader} reads `{channel}`, which no node before it writes{hint}"))
 

@@ -149,7 +149,9 @@ def input_mistake(schema: Any, given: Any, error: BaseException) -> str:
         if not lacking or error.args[:1] not in [(name,) for name in lacking]:
             return ""
         missing = " and ".join(f"`{name}`" for name in lacking)
-        return f"the input lacks {missing}; it has {_list(given)}, and is to be {{{form}}}"
+        near = {name: did_you_mean(str(name), lacking) for name in given if name not in wanted}
+        nearly = next((f"; `{name}` is no channel of it{said}" for name, said in near.items() if said), "")
+        return f"the input lacks {missing}; it has {_list(given)}, and is to be {{{form}}}{nearly}"
     for name, value in given.items():
         hint = wanted.get(name)
         if isinstance(hint, type) and not isinstance(value, (hint, int) if hint is float else hint):

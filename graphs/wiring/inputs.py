@@ -383,7 +383,13 @@ class MethodInputs:
         return given if given is not None or self.judge else getattr(self.environment, "solved", None)
 
     def acting_policy(self, view: PromptView, style: WritingStyle) -> Node:
-        """A policy that writes in this style, or the plain policy where the model only scores actions."""
+        """A policy that writes in this style, or the plain policy where the model only scores actions.
+
+        Raises:
+            UserError: the style is no `WritingStyle`.
+        """
+        if not isinstance(style, WritingStyle):
+            raise UserError(f"acting_policy takes a WritingStyle second, such as THINK_THEN_ACT; got {style!r:.60}")
         return self.make_writing_policy(view, style) if self.make_writing_policy else self.make_policy(view)
 
     def require_chat_model(self, method: str) -> Runnable[Any, Any]:

@@ -378,6 +378,12 @@ class EpisodePrompt(PromptView):
     max_steps: int | None = None
     """Greatest number of steps; None: as many as fit."""
 
+    def __post_init__(self) -> None:
+        for part in self.show:
+            if not isinstance(part, PromptPart):
+                came = f"the class {part.__name__}; write {part.__name__}(...)" if isinstance(part, type) else f"{part!r:.60}"
+                raise UserError(f"a prompt shows parts, which are objects such as AttemptsPart(buffer=...); got {came}")
+
     @property
     def shown_channels(self) -> tuple[type, ...]:
         """The TypedDicts of the channels that this prompt shows."""

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from ...memory.display import Table
-from ...memory.errors import UserError
+from ...memory.errors import UserError, did_you_mean
 
 __all__ = ["MAX_LINE", "StepperError", "Table", "message_line", "table", "to_line"]
 
@@ -128,7 +128,7 @@ def check_names(graph: Any, names: Iterable[str]) -> None:
     """Refuse a channel that the graph does not have, with a `StepperError` that names the others."""
     known = graph.builder.channels
     if unknown := [name for name in names if name not in known]:
-        raise StepperError(f"there is no channel {unknown[0]!r}; there are {', '.join(known)}")
+        raise StepperError(f"there is no channel {unknown[0]!r}{did_you_mean(unknown[0], known, 'there are')}")
 
 
 def channel_types(builder: Any) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Command, Interrupt, StateSnapshot, StateUpdate
 
-from ...memory.errors import type_of
+from ...memory.errors import did_you_mean, type_of
 from ...memory.storage.branches import Branch
 from ...memory.storage.branching_store import BranchingStore
 from .pauses import Invocation, find_subgraph, innermost, pause_in
@@ -143,6 +143,8 @@ class Walk:
         Raises:
             StepperError: the run has ended, or the node waits for an answer (see `resume`).
         """
+        if not isinstance(times, int):
+            raise StepperError(f"step takes a number of steps, got {times!r}; until(NODE) runs to a node")
         for _ in range(times):
             self._run("*")
         return self
@@ -467,7 +469,7 @@ class Walk:
             if isinstance(name, str) and name not in known:
                 owner = next((node for node in known if name in _nodes(find_subgraph(self.here, node))), "")
                 inside = f"; {owner!r} has one inside: into({owner!r}).until({name!r})" if owner else ""
-                raise StepperError(f"there is no node {name!r}; there are {', '.join(known)}{inside}")
+                raise StepperError(f"there is no node {name!r}{did_you_mean(name, known, 'there are')}{inside}")
 
     def _is_true(self, test: Callable[[dict[str, Any]], Any]) -> bool:
         try:
@@ -476,7 +478,8 @@ class Walk:
             known = self.here.builder.channels
             if error.args and error.args[0] in known:
                 return False
-            raise StepperError(f"the test asks for {error}, which is no channel; there are {', '.join(known)}") from error
+            hint = did_you_mean(str(error).strip("'"), known, "there are")
+            raise StepperError(f"the test asks for {error}, which is no channel{hint}") from error
 
     def _run(self, pause: Any, input: Any = None, *, around: Any = "*", entering: bool = False) -> Self:
         """Run the graph to a pause.
@@ -601,7 +604,13 @@ def start(graph: Graph, input: Any, thread: str | None = None, config: RunnableC
 
 
 def compare(one: Walk, other: Walk, before: str, show: Sequence[str]) -> Table:
-    """A table of two runs side by side: the channels `show` at every pause before the node `before`; differences are highlighted."""
+    """A table of two runs side by side: the channels `show` at every pause before the node `before`; differences are highlighted.
+
+    Raises:
+        StepperError: neither has such a node or channel.
+    """
+    one._check_stops([before] if before not in _nodes(other.here) else ())
+    check_names(one.here, [name for name in show if name not in other.here.builder.channels])
     pairs = list(zip_longest(_states_before(one, before), _states_before(other, before)))
     rows = tuple(
         (str(i), *(to_line(values[name]) if values and name in values else "–" for name in show for values in pair))

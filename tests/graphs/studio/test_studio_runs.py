@@ -2,12 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 from studio_runs import play_run, write_long_run, write_settings, write_steps
 
+from learngraph.graphs.experiments.replay import step_from
 from learngraph.graphs.studio.run_view import FolderView
 from learngraph.graphs.studio.shown_values import MAX_ROWS, MAX_TEXT, decision_bars, show_value
 from learngraph.graphs.studio.studio import Studio
@@ -77,6 +78,9 @@ def test_wrong_names_are_sentences(played: Path, tmp_path: Path) -> None:
     for branch in ("9", "-1", "x", "²"):
         with pytest.raises(UserError, match="has no episode"):
             run.moments(branch, 0, 10)
+    for number, shown in ((2.0, "2\\.0"), ("3", "'3'")):
+        with pytest.raises(UserError, match=f"episode 0 of .* has no step {shown}; it has 0 to"):
+            step_from(played, cast(Any, number), episode=0)
     with pytest.raises(UserError, match="episode 0 has no step 999"):
         run.moment("0", 999)
     with pytest.raises(UserError, match="does not exist"):

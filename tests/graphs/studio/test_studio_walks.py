@@ -390,6 +390,9 @@ def test_mistakes_of_a_drawing_name_their_lines() -> None:
     assert (misnamed["findings"][0]["line"], "agian" in misnamed["findings"][0]["message"]) == (3, True)
     boxes = {box["name"]: box for box in drawing.check(FLOW)["graph"]["nodes"]}
     assert boxes["add"]["about"] == "Add one."
+    drawing.title = "agent.mmd"
+    (found, *_) = drawing.check("flowchart LR\n START --> begin --> END\n")["findings"]
+    assert found["message"].endswith("behind 'begin', neither here nor in the catalogue; did you mean Begin?")
 
 
 @pytest.mark.parametrize("target", ["agent.mmd", "./my_studio_own.py:graph"])

@@ -22,7 +22,7 @@ from learngraph.memory.errors import UserError, type_of
 from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.act.choose import Choose
 from learngraph.nodes.act.episode import Begin
-from learngraph.nodes.synthesize.strategy import route_precedents
+from learngraph.nodes.synthesize.strategy import StrategyPart, route_precedents
 from learngraph.tools.environments.catalogue import open_environment
 
 
@@ -80,6 +80,10 @@ class Served(Answered, Misspelt):
     pass
 
 
+def read_misspelt(state: Misspelt) -> Answered:
+    return {"answer": state["answr"]}
+
+
 class MisspeltOne(Misspelt):
     draft: str
 
@@ -132,6 +136,11 @@ MOVES: dict[str, tuple[str, dict[str, Any], str]] = {
         "START --> misspell --> answer --> END",
         {"misspell": misspell_one, "answer": answer},
         "line 2: 'misspell' writes `answr`, which is no channel of the state; did you mean answer?",
+    ),
+    "a misspelt channel that is read": (
+        "START --> guess --> read --> END",
+        {"guess": guess, "read": read_misspelt},
+        "line 2: 'read' reads `answr`, which no node before it writes; did you mean answer?",
     ),
     "a channel of another type": (
         "START --> write --> guess --> END",
@@ -257,6 +266,17 @@ def test_a_name_is_no_world_and_no_model_and_a_store_no_records() -> None:
         MethodInputs(cast(Any, "toy"))
     with pytest.raises(UserError, match="got the name 'gpt'; learngraph"):
         MethodInputs.with_scoring_model(open_environment("toy"), Journal(), cast(Any, "gpt"))
+
+
+def test_a_wrong_part_of_a_prompt_a_wrong_style_and_a_misspelt_input_are_told() -> None:
+    inputs = MethodInputs(open_environment("toy"))
+    for part, came in ((StrategyPart, r"the class StrategyPart; write StrategyPart\(...\)"), ("strategy", "'strategy'")):
+        with pytest.raises(UserError, match=f"a prompt shows parts, which are objects .*; got {came}"):
+            inputs.episode_prompt(cast(Any, part))
+    with pytest.raises(UserError, match=r"acting_policy takes a WritingStyle second, .*; got 'think'"):
+        inputs.acting_policy(inputs.episode_prompt(), cast(Any, "think"))
+    with pytest.raises(InputError, match=r"the input lacks `episode`; .*; `epsode` is no channel of it; did you mean episode"):
+        jitrl.build(inputs).invoke({"task": open_environment("toy").task(0), "run": "m", "epsode": 0})
 
 
 GUESS = "flowchart LR\n START --> guess --> END"

@@ -1,7 +1,8 @@
 """Walking through a run: any graph with a checkpointer, not only ours."""
 
 import operator
-from typing import Annotated, Any
+import re
+from typing import Annotated, Any, cast
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
@@ -135,17 +136,24 @@ def test_a_walk_without_a_name_begins_anew() -> None:
     assert start(graph, {"n": 0, "by": 1}, thread="walk-2").finish().state["trail"] == [1, 2, 3, 4, 5] * 2
 
 
-def test_errors_in_words() -> None:
-    with pytest.raises(StepperError, match="no node 'sub'; there are add, note"):
-        begun().until("sub")
-    with pytest.raises(StepperError, match="cannot go back -1 steps"):
-        begun().back(-1)
-    with pytest.raises(StepperError, match="no channel 'm'"):
-        begun().view("m")
-    with pytest.raises(StepperError, match="no channel 'm'"):
-        begun().edit(m=1)
-    with pytest.raises(StepperError, match="InMemorySaver"):
-        start(counter(), {"n": 0, "by": 1})
+WRONG: dict[str, Any] = {
+    "no node 'sub'; there are add, note": lambda: begun().until("sub"),
+    "no node 'nte'; did you mean note": lambda: begun().until("nte"),
+    "no node 'nte'; did you mean note?": lambda: compare(begun(), begun(), before="nte", show=["n"]),
+    "cannot go back -1 steps": lambda: begun().back(-1),
+    "no channel 'm'; there are n": lambda: begun().view("m"),
+    "no channel 'm'; there are": lambda: begun().edit(m=1),
+    "no channel 'trai'; did you mean trail": lambda: compare(begun(), begun(), before="note", show=["trai"]),
+    "'trai', which is no channel; did you mean trail": lambda: begun().until(lambda state: state["trai"]),
+    "takes a number of steps, got 'first'; until(NODE)": lambda: begun().step(cast(Any, "first")),
+    "InMemorySaver": lambda: start(counter(), {"n": 0, "by": 1}),
+}
+
+
+@pytest.mark.parametrize("says", WRONG)
+def test_errors_in_words(says: str) -> None:
+    with pytest.raises(StepperError, match=re.escape(says)):
+        WRONG[says]()
 
 
 def test_records_as_a_table() -> None:
