@@ -13,13 +13,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 82_660, "tests": 67_510}
+LINES: Mapping[str, int] = {"source": 82_660, "tests": 67_540}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_260,
     "graphs/agents": 6_660,
     "graphs/baselines": 1_850,
-    "graphs/cli": 2_950,
+    "graphs/cli": 2_960,
     "graphs/experiments": 7_950,
     "graphs/presets": 150,
     "graphs/serving": 2_200,
@@ -45,7 +45,7 @@ ROOMS: Mapping[str, int] = {
     "tools/environments": 9_200,
     "tools/local": 3_670,
     "tools/models": 1_000,
-    "tools/notebook": 970,
+    "tools/notebook": 975,
     "tools/pocket": 350,
     "tools/serving": 3_470,
     "tools/traces": 750,
