@@ -110,6 +110,7 @@ export function EditorView({ ask, dirty, here }) {
     return null;
   }
   async function save(version = now.current.file.version) {
+    await edits.current;  // what the mouse has changed is a part of it
     const words = editor.current.state.doc.toString();
     try {
       const saved = await ask("save", { text: words, version });
