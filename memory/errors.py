@@ -157,14 +157,19 @@ def type_of(value: object) -> str:
     return f"{'an' if name[0] in 'aeiouAEIO' else 'a'} {name}"
 
 
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that is closest to a mistyped one; empty if none is close."""
+    return next(iter(get_close_matches(name, list(known), 1)), "")
+
+
 def did_you_mean(name: str, known: Iterable[str], there_are: str = "") -> str:
     """The end of a message about a mistyped name: `; did you mean jitrl?`.
 
     Where no known name is close to it: `; there are icrl, jitrl` behind the words `there_are`; without these nothing.
     """
-    close = get_close_matches(name, names := list(known), 1)
+    close = nearest(name, names := list(known))
     others = f"; {there_are} {', '.join(names)}" if there_are else ""
-    return f"; did you mean {close[0]}?" if close else others
+    return f"; did you mean {close}?" if close else others
 
 
 def import_package(module: str, need: str, install: str) -> Any:

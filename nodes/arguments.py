@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from types import FunctionType, NoneType, UnionType
 from typing import Any, Literal, Self, Union, Unpack, get_args, get_origin, get_type_hints
 
-from ..memory.errors import UserError, did_you_mean
+from ..memory.errors import UserError, did_you_mean, nearest
 
 __all__ = ["ArgumentCheck", "check_value"]
 
@@ -30,8 +30,8 @@ class ArgumentCheck:
             if name not in known:
                 kinds: Any = [kind for kind in get_args(known.get("settings")) if is_dataclass(kind)]
                 inner = {key: kind for kind in kinds for key in arguments_of(kind)}
-                near = did_you_mean(name, known) or did_you_mean(name, inner)
-                if (key := near[15:-1]) in inner.keys() - known.keys():
+                near = did_you_mean(name, known)
+                if not near and (key := nearest(name, inner)):
                     near = f"; did you mean settings={inner[key].__name__}({key}=...)?"
                 raise UserError(f"{cls.__name__} has no option {name!r}{near}")
             check_value(f"{cls.__name__}: {name}", value, known[name])
@@ -41,7 +41,7 @@ class ArgumentCheck:
 def check_value(name: str, value: Any, hint: Any) -> None:
     """Raise `UserError` if the value that is given under a name is not of this type."""
     parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    found = [compare(value, part) for part in parts]
+    found = [match_type(value, part) for part in parts]
     if not any(fits for fits, _ in found):
         near = did_you_mean(str(value), [one for part in parts for one in get_args(part) if isinstance(one, str)])
         raise UserError(f"{name} is {' or '.join(words for _, words in found)}; got {value!r}{near}")
@@ -61,7 +61,7 @@ def arguments_of(cls: Any) -> dict[str, Any]:
     return found
 
 
-def compare(value: Any, hint: Any) -> tuple[bool, str]:
+def match_type(value: Any, hint: Any) -> tuple[bool, str]:
     """True if a value is of a type, as far as that can be told, with its texts and numbers; and the type in words."""
     kind = get_origin(hint) or hint
     if kind is Literal:
@@ -75,7 +75,7 @@ def compare(value: Any, hint: Any) -> tuple[bool, str]:
     fits = isinstance(value, KINDS.get(kind, kind)) and not is_text
     inner = get_args(hint)[kind is Mapping :][:1] if fits and kind in (Sequence, Mapping, tuple) else ()
     if inner and (get_origin(inner[0]) or inner[0]) in WORDS:
-        each = [compare(one, inner[0]) for one in (value.values() if isinstance(value, Mapping) else value)]
+        each = [match_type(one, inner[0]) for one in (value.values() if isinstance(value, Mapping) else value)]
         if wrong := next((said for is_one, said in each if not is_one), None):
             return False, f"{words}, each of it {wrong}"
     return fits, f"{words}, such as [{value!r}]" if is_text else words

@@ -13,11 +13,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 82_660, "tests": 67_540}
+LINES: Mapping[str, int] = {"source": 82_690, "tests": 67_560}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_260,
-    "graphs/agents": 6_660,
+    "graphs/agents": 6_680,
     "graphs/baselines": 1_850,
     "graphs/cli": 2_960,
     "graphs/experiments": 7_950,

@@ -133,7 +133,7 @@ class AgentIdentity:
             )
         return name
 
-    def own(self, messages: Sequence[Any]) -> list[Any]:
+    def own_messages(self, messages: Sequence[Any]) -> list[Any]:
         """The messages without what other agents of a graph have said and called; what they were told by tools was read here, too.
 
         Results that a person wrote in a tool's place are marked.

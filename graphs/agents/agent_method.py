@@ -34,7 +34,6 @@ from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, Episod
 from ..methods import Method
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.inputs import MethodInputs
-from .critic import CriticMiddleware
 from .jitrl import JitRLMiddleware
 from .methods import MIDDLEWARES, make_learner
 
@@ -90,8 +89,7 @@ def teach(graph: Any, learner: Any, tasks: Sequence[Task], run: str, shuffled: b
         out = graph.invoke({"task": task, "run": f"{run}/{task.id}", "episode": number})
         seen.append(out["score"])
         learner.feedback(f"{run}/{task.id}/{number}", reward=random.choice(seen) if shuffled else seen[-1])
-        if isinstance(learner, CriticMiddleware):
-            learner.learn()
+        learner.learn()
 
 
 class EndOfEpisode(AgentMiddleware[Any, Any, Any]):

@@ -12,8 +12,6 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from langchain.agents.middleware import ModelRequest
-from langchain.agents.middleware.types import ExtendedModelResponse, ModelResponse
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.runnables import Runnable
@@ -24,6 +22,12 @@ from ...nodes.ask import estimate_tokens
 from ...nodes.lesson_prompts import append_section
 from ..wiring.inputs import DEFAULT_WINDOW
 from .lift import ThreadTrial
+
+try:
+    from langchain.agents.middleware import ModelRequest
+    from langchain.agents.middleware.types import ExtendedModelResponse, ModelResponse
+except ImportError as error:
+    raise ImportError("learning agents need langchain, which is missing: pip install 'langchain>=1.4'") from error
 
 __all__ = ["Advice", "AdviceRoom", "Consultation", "PendingCall", "Place"]
 

@@ -137,12 +137,21 @@ class LearningReport:
                 for task, reward in rewards.items()
                 if base[seed][task] >= self.pass_reward > reward
             ]
-            tokens = mean([float(one.usage.input_tokens + one.usage.output_tokens) for one in mine])
-            cached = sum(one.cached for one in mine) / max(1, sum(one.sent for one in mine))
-            seconds, failures = mean([one.seconds for one in mine]), sum(bool(one.failure) for one in mine)
-            lasts = mean(list(per_seed.values())), interval(list(per_seed.values()))
-            row = mean(firsts), *lasts, mean(leads), interval(leads), tuple(harmed)
-            found.append(ArmReport(name, *row, tokens, cached, seconds, failures))
+            found.append(
+                ArmReport(
+                    arm=name,
+                    first=mean(firsts),
+                    last=mean(list(per_seed.values())),
+                    last_ci=interval(list(per_seed.values())),
+                    lead=mean(leads),
+                    lead_ci=interval(leads),
+                    harmed=tuple(harmed),
+                    tokens=mean([float(one.usage.input_tokens + one.usage.output_tokens) for one in mine]),
+                    cached=sum(one.cached for one in mine) / max(1, sum(one.sent for one in mine)),
+                    seconds=mean([one.seconds for one in mine]),
+                    failures=sum(bool(one.failure) for one in mine),
+                )
+            )
         return found
 
     def table(self) -> str:

@@ -151,7 +151,8 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
 
     @property
     def tools(self) -> Sequence[BaseTool]:  # type: ignore[override]
-        """None of its own. `create_agent` asks for them: the one place where LangChain knows the name of the agent that it makes."""
+        """None of its own. `create_agent` asks for them, and its frame is the one place where LangChain says the name of the agent that
+        is made, and the middlewares beside this one."""
         frame = sys._getframe(1)
         while frame.f_code is not create_agent.__code__ and frame.f_back is not None:
             frame = frame.f_back
@@ -262,7 +263,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             prompts = AdvisedPrompts(request, self.method, self.place, trial, are_known, self.max_added_tokens)
             entries: Any = request.state.get("learning") or ()
             state: Any = {**request.state, "learning": [one for one in entries if "failed" not in one]}
-            plain = request.override(messages=self.agent.own(plain_messages(request.messages)), state=state)
+            plain = request.override(messages=self.agent.own_messages(plain_messages(request.messages)), state=state)
             place = replace(place, trial=trial, room=prompts.room)
             return OpenConsultation(self.method, self.consult(plain, place, memory.index), prompts, place)
         except ScopeError:
@@ -341,7 +342,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         if self.mode == "off":
             return False
         try:
-            place, messages = self._place(state, runtime), self.agent.own(state["messages"])
+            place, messages = self._place(state, runtime), self.agent.own_messages(state["messages"])
             self._record(place, messages, state.get("learning") or [], runtime)
             turn = messages[last_user_message(messages) :]
             tools = () if isinstance(self._reviews, bool) else self._reviews
@@ -375,7 +376,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             made: Any = found.command.update if isinstance(found, ExtendedModelResponse) and found.command else {}
             known: Any = request.state.get("learning") or []
             entries = [*known, *made.get("learning", ())]
-            messages = [*self.agent.own(request.state["messages"]), *replies]
+            messages = [*self.agent.own_messages(request.state["messages"]), *replies]
             self._record(place, messages, entries, request.runtime, goes_on=found is not None)
         except Exception as error:
             LOG.warning("%s: a turn is not recorded before its end: %s", self.method, error)
@@ -416,7 +417,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         return self._labels_of(self.scope.of_run(runtime, config.get("configurable", {})))
 
     def _place(self, state: Any, runtime: Any) -> Place:
-        messages = self.agent.own(state["messages"])
+        messages = self.agent.own_messages(state["messages"])
         humans = [m for m in messages if isinstance(m, HumanMessage)]
         thread = get_config().get("configurable", {}).get("thread_id") or (humans[0].id if humans else None) or "no thread"
         task = self._task(messages) if self._task is not None else DOMAIN

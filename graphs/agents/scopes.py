@@ -310,10 +310,19 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             said = f"max_added_tokens had no room for all that was recalled in {plural(memory.left_out, 'model call')}"
             notes += (f"{said}, and for none of it in {memory.unshown:,} of these",)
         notes += tuple(f"{what}: {plural(n, 'time')}, the last for {why}" for what, (n, why) in memory.failures.items())
-        by_meaning = ", or similarity=, by meaning" if hasattr(self, "similarity") else ""
-        asked, remedy = (memory.consulted, memory.recalled, memory.unshown), self.remedy + by_meaning
-        found = LearnerStatus(self.method, rated, *asked, self.needs, remedy, memory.nearest, notes=notes)
-        return replace(found, quarantined=len(kept), held=sum(kept))
+        return LearnerStatus(
+            self.method,
+            rated,
+            memory.consulted,
+            memory.recalled,
+            unshown=memory.unshown,
+            needs=self.needs,
+            remedy=self.remedy + (", or similarity=, by meaning" if hasattr(self, "similarity") else ""),
+            nearest=memory.nearest,
+            notes=notes,
+            quarantined=len(kept),
+            held=sum(kept),
+        )
 
     def learn(self, **scope: ScopeValue) -> LearnerStatus:
         """Learn at once what was rated, also in other processes; returns the status then. Where a critic writes the memory, it studies."""

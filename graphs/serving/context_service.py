@@ -92,8 +92,11 @@ class ContextService(Service):
     async def forget(self, tenant: str, ids: Sequence[str] | None, withdraw: bool = False) -> dict[str, Any]:
         """Delete exchanges, or all of a tenant's (None), with the conversations and the lessons that were drawn from them."""
         for adapter in self._live.names(tenant):
-            kept = [one["id"] async for one in self._learner.aexport(tenant=tenant, adapter=adapter)]
-            await self._learner.aforget(ids and [id for id in ids if id in kept], tenant=tenant, adapter=adapter)
+            doomed = ids
+            if ids is not None:  # those of this adapter: the learner refuses ids that it does not know
+                kept = {one["id"] async for one in self._learner.aexport(tenant=tenant, adapter=adapter)}
+                doomed = [id for id in ids if id in kept]
+            await self._learner.aforget(doomed, tenant=tenant, adapter=adapter)
         return await super().forget(tenant, ids, withdraw)
 
     async def remove(self, tenant: str, adapter: str, version: str | None = None) -> dict[str, Any]:

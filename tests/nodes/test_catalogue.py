@@ -65,7 +65,7 @@ def test_an_object_says_more_than_its_class() -> None:
     act = node_channels(Act(world, journal, clear_lists=("neighbours",)))
     assert {"action", "head", "observation"} <= act.needs
     assert "neighbours" in act.writes
-    assert act.may_read_more  # what the journal keeps of a step
+    assert {"best", "earned", "lost"} <= act.reads  # what the journal keeps of a step
     asking = node_channels(act_policy(FakeListChatModel(responses=[""]), Seen()))
     assert asking.needs == {"observation"}
     assert asking.may_read_more  # what its view shows

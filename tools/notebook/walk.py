@@ -233,8 +233,7 @@ class Walk:
             )
         number = {one.id: n for n, one in enumerate(asked)}
         given = {number[id]: said for id, said in answer.items()} if by_id else {0: answer}
-        latest, _ = _descend(self._call("get_state", _thread(self.place), subgraphs=True), self.inside)
-        if _checkpoint_id(latest.config) != _checkpoint_id(self.place):
+        if not self._is_latest(self.inside):
             self._asks_again = True  # another walk stands at the latest moment, and has answers of its own
         self._open_questions()
         before = _checkpoint_id(self.place)
@@ -285,9 +284,9 @@ class Walk:
         return self._stand(())
 
     def edit(self, **channels: Any) -> Self:
-        """Write values into channels as if the last node (after parallel ones, all of them) had; a channel with a reducer adds. The old values stay on record.
+        """Write values into channels as if the last node had, or all that ran side by side; a channel with a reducer adds.
 
-        The walk is a what-if from here on: see `keep` and `drop`.
+        The old values stay on record. The walk is a what-if from here on: see `keep` and `drop`.
 
         Raises:
             StepperError: there is no such channel, or the value is not of the channel's type.
@@ -481,6 +480,11 @@ class Walk:
             hint = did_you_mean(str(error).strip("'"), known, "there are")
             raise StepperError(f"the test asks for {error}, which is no channel{hint}") from error
 
+    def _is_latest(self, inside: Sequence[Invocation]) -> bool:
+        """True if the thread's latest moment, seen inside these invocations, is this one: no other walk has gone on from here."""
+        latest, _ = _descend(self._call("get_state", _thread(self.place), subgraphs=True), inside)
+        return _checkpoint_id(latest.config) == _checkpoint_id(self.place)
+
     def _run(self, pause: Any, input: Any = None, *, around: Any = "*", entering: bool = False) -> Self:
         """Run the graph to a pause.
 
@@ -494,11 +498,8 @@ class Walk:
             raise StepperError("the run has ended: back(n) goes to an earlier moment")
         if input is None and self._interrupts():
             raise StepperError(f"{self}: answer with resume(value)")
-        thread = _thread(self.place)
-        top = self._call("get_state", thread, subgraphs=True)
-        latest, _ = _descend(top, self.inside[:-1] if entering else self.inside)
         # A checkpoint named by its id is replayed, which first copies it; the latest one is therefore named by its thread.
-        place = thread if _checkpoint_id(latest.config) == _checkpoint_id(self.place) else self.place
+        place = _thread(self.place) if self._is_latest(self.inside[:-1] if entering else self.inside) else self.place
         with pause_in(self.graph, self.inside, pause, around):
             outer = around if self.inside else pause
             if self.listen is None:

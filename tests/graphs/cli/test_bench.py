@@ -202,7 +202,7 @@ def test_each_table_of_a_paper_is_planned(path: Path, tmp_path: Path) -> None:
         if is_stream(table):
             assert read_stream(table, name).jobs()
         else:
-            spec = read_spec(table, [*METRICS], name)
+            spec = read_spec({**table, "models": [*table.get("models", []), "openai:any"]}, [*METRICS], name)
             assert [job for one in plan_sweeps(spec, tmp_path / name, 1) for batch in one.batches() for job in batch], name
 
 

@@ -724,6 +724,7 @@ def test_a_dry_run_asks_nobody_and_leaves_nothing(
         raise AssertionError("a dry run opens no model")
 
     monkeypatch.setattr(models, "open_model", nobody)
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
     flags = "--env game24 --model openai:any --problems 10 --held-out 4 --epochs 2 --group-size 3 --test-problems 5 --test-rollouts 2 --seeds 2"
     assert run(f"{flags} --dry-run --json --price-in 1 --price-out 2", compare=[f"{METHOD}?arm=empty"]) == 0
     learned, empty = map(json.loads, capsys.readouterr().out.splitlines())
@@ -749,7 +750,10 @@ def test_a_dry_run_asks_nobody_and_leaves_nothing(
 
 
 @pytest.mark.slow
-def test_a_dry_run_knows_what_calls_took_here(here: Path, sums: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_knows_what_calls_took_here(
+    here: Path, sums: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
     assert run(sums) == 0
     capsys.readouterr()
     asked = Adds.asked.copy()

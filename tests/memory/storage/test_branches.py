@@ -107,7 +107,7 @@ def test_a_kept_future_is_remembered_and_a_dropped_one_is_gone(tmp_path: Path) -
         late.keep()
     assert real.remembered() == remembered
     assert late.drop().next == ("act",)
-    assert str(late) == "moment 7, before act"
+    assert str(late) == "moment 7 (episode 0, step 0), before act"
     assert real.remembered() == remembered
 
 

@@ -470,8 +470,9 @@ async def test_closing_a_stream_frees_its_place(start: Callable[..., LocalEngine
     assert not waiting.done()
     await stream.aclose()
     assert (await asyncio.wait_for(waiting, PATIENCE)).finish in ("stop", "length")
+    before = engine.counts.generated_tokens
     cancelled = asyncio.create_task(reply(engine, endless))
-    await until(lambda: engine._base.users)
+    await until(lambda: engine.counts.generated_tokens > before)
     cancelled.cancel()
     with pytest.raises(asyncio.CancelledError):
         await cancelled
