@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 from langchain.agents import create_agent
@@ -33,6 +34,9 @@ DEFAULT_WINDOW = 2**31
 """Window of a model that does not tell: its provider refuses what is too long."""
 REFUSALS = (400, 413, 422)
 """A provider's statuses that put the fault into the request."""
+CHAT_MODELS = "langchain_core.language_models.chat_models"
+"""The module that reads what a provider sends: an error that passes through it is the provider's, and no agent's."""
+UNREADABLE = "sent no reply that can be read"
 
 
 class ClientRequest(AgentMiddleware[Any, Any, Any]):
@@ -178,10 +182,9 @@ def _reply(made: Sequence[AIMessage], streamed: str) -> Reply:
     if not made:
         raise Unavailable("the graph ended without a message of its model", "the agent has made no reply; try again")
     last = made[-1]
-    if (
-        last.response_metadata.get("model_provider") == "openai"
-        and not {"finish_reason", "status"} & last.response_metadata.keys()
-    ):
+    about = last.response_metadata
+    is_empty = not (streamed or last.text or last.tool_calls)
+    if (is_empty or about.get("model_provider") == "openai") and not {"finish_reason", "status"} & about.keys():
         raise Unavailable("the provider's stream has no end", "the model's provider broke off its reply; try again later")
     usages = [message.usage_metadata for message in made if message.usage_metadata]
     billed = sum(one["input_tokens"] for one in usages), sum(one["output_tokens"] for one in usages)
@@ -204,9 +207,11 @@ def _failure(error: Exception) -> UserError:
         reason = str(getattr(cause, "reason", "") or getattr(cause, "message", "") or cause)
         refused.public_message = f"the model's provider refuses this request: {' '.join(reason.split())[:300]}"
         return refused
-    if not isinstance(error, UserError) and not isinstance(status, int):
+    is_own = isinstance(error, UserError) or isinstance(status, int)
+    if not is_own and CHAT_MODELS not in {frame.f_globals.get("__name__") for frame, _ in walk_tb(error.__traceback__)}:
         LOG.exception("the graph failed")
         return Unavailable(f"{type(error).__name__}: {error}", "the agent behind this service failed; try again later")
     why = {401: "refuses this service's key", 403: "refuses this service's key", 404: "does not know the model", 429: "is busy"}
-    told = why.get(status or 0, "does not answer")
-    return Unavailable(f"{type(error).__name__}: {error}", f"the model's provider {told}; try again later")
+    told = why.get(status or 0, "does not answer" if is_own and not isinstance(cause, ValueError) else UNREADABLE)
+    told = f"the model's provider {told}"
+    return Unavailable(f"{told}: {type(error).__name__}: {error}", f"{told}; try again later")

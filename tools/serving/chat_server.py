@@ -64,6 +64,8 @@ HEADER_SECONDS = 20.0
 KEEP_ALIVE_SECONDS = 75
 """Time that an idle connection stays open. Clients keep theirs for 5 to 60 s (httpx, aiohttp, nginx, cloud balancers). The side that
 closes first must be the client: otherwise it may send a request on a connection that is being closed, and the request is lost."""
+CHAT_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/models")
+"""Beginnings of the paths that a key which may only chat may ask."""
 BODIES = (ChatBody, TextBody, FeedbackBody, TrainBody, AdapterBody, VersionBody, RollBackBody)
 """Request bodies that the endpoints parse themselves, for the OpenAPI document."""
 
@@ -127,6 +129,8 @@ class KeyCheck:
         if credentials is None:
             message = "no API key: send the header `Authorization: Bearer KEY`"
         elif (found := self.tenants.log_in(credentials.credentials, client_address(request))) is not None:
+            if found.chats_only and not request.url.path.startswith(CHAT_PATHS):
+                raise ApiError("this key may chat and nothing else", 403, code="chat_only")
             return found
         else:
             message = "this API key is not known here"

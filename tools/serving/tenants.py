@@ -8,6 +8,7 @@ A key file names tenants and their limits:
 
     acme:
       keys: [some-long-secret, "sha256:9f86d081…"]   # in clear, or the hex digest of a key
+      chat_keys: [a-secret-for-clients]              # may chat and nothing else: neither rate, nor look at what others said
       streams: 50
       adapters: 8
     prometheus: {keys: [another-secret], metrics: true}   # may read /metrics and nothing else
@@ -37,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 import pydantic.dataclasses
 from pydantic import ConfigDict, PositiveInt, ValidationError
 
-from ...memory.errors import UserError
+from ...memory.errors import UserError, type_of
 
 if TYPE_CHECKING:
     from starlette.requests import HTTPConnection
@@ -78,6 +79,8 @@ class Tenant:
     limits: TenantLimits = field(default_factory=TenantLimits)
     metrics_only: bool = False
     """Its keys may read /metrics, of all tenants, and nothing else."""
+    chats_only: bool = False
+    """The key may chat and nothing else."""
 
 
 @dataclass
@@ -228,21 +231,23 @@ def read_tenants(keys: Sequence[str] = (), file: str | Path | None = None) -> Te
         if key.startswith("sha256:") and not re.fullmatch(r"sha256:[0-9a-f]{64}", key):
             raise UserError(f"{where}: sha256: is followed by 64 hex digits (0-9, a-f); sha256sum prints them")
         digest = f"sha256:{_plain_digest(key).hex()}"
-        if found.setdefault(digest, tenant).name != tenant.name:
-            raise UserError(f"{where}: tenants {found[digest].name} and {tenant.name} have a key in common; each needs its own")
+        known = found.setdefault(digest, tenant)
+        if known.name != tenant.name:
+            raise UserError(f"{where}: tenants {known.name} and {tenant.name} have a key in common; each needs its own")
+        if known.chats_only != tenant.chats_only:
+            raise UserError(f"{where}: a key stands in keys and in chat_keys; it may rate, or chat only")
 
     for key in keys:
         add(key, Tenant("default"), "--api-key")
-    for name, (entry, tenant) in _read_key_file(Path(file)).items() if file is not None else ():
-        for key in entry:
-            add(key, tenant, f"{file}: {name}")
+    for key, tenant in _read_key_file(Path(file)) if file is not None else ():
+        add(key, tenant, f"{file}: {tenant.name}")
     if all(tenant.metrics_only for tenant in found.values()):
         raise UserError("no API key: --api-key KEY, or a file of keys, says who may chat")
     return Tenants(found)
 
 
-def _read_key_file(path: Path) -> dict[str, tuple[list[Any], Tenant]]:
-    """The tenants of a key file, with their keys: name -> (keys, tenant)."""
+def _read_key_file(path: Path) -> list[tuple[Any, Tenant]]:
+    """The keys of a key file, each with its tenant."""
     import yaml  # type: ignore[import-untyped, unused-ignore]
 
     try:
@@ -257,14 +262,16 @@ def _read_key_file(path: Path) -> dict[str, tuple[list[Any], Tenant]]:
         raise UserError(f"the keys in {path} are not YAML ({where}: {what or type(error).__name__})") from None
     if not isinstance(data, dict) or not data:
         raise UserError(f"{path}: names tenants, each with its keys, as in `acme: {{keys: [secret]}}`")
-    found = {}
+    found = list[tuple[Any, Tenant]]()
     for name, data_of_tenant in data.items():
         if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
             raise UserError(f"{path}: a tenant's name is of a-z, 0-9, _ and -, at most 63 characters, got {name!r}")
         entry = {str(key): value for key, value in data_of_tenant.items()} if isinstance(data_of_tenant, dict) else {}
-        keys, metrics_only = entry.pop("keys", None), entry.pop("metrics", False)
+        keys, chat_keys, metrics_only = entry.pop("keys", None), entry.pop("chat_keys", []), entry.pop("metrics", False)
         if not isinstance(keys, list) or not keys:
             raise UserError(f"{path}: {name} has no list `keys`, as in `{name}: {{keys: [secret]}}`")
+        if not isinstance(chat_keys, list) or (chat_keys and metrics_only):
+            raise UserError(f"{path}: {name}: chat_keys is a list of keys, of a tenant that may chat, got {type_of(chat_keys)}")
         if not isinstance(metrics_only, bool):
             raise UserError(f"{path}: {name}: metrics is true or false, got {metrics_only!r}")
         try:
@@ -273,9 +280,10 @@ def _read_key_file(path: Path) -> dict[str, tuple[list[Any], Tenant]]:
             field = error.errors()[0]["loc"][0]
             names = [each.name for each in fields(TenantLimits)]
             if field not in names:
-                raise UserError(f"{path}: {name} has {field!r}; known are {', '.join(['keys', 'metrics', *names])}") from None
+                raise UserError(f"{path}: {name} has {field!r}; known are {', '.join(['keys', 'chat_keys', 'metrics', *names])}") from None
             raise UserError(f"{path}: {name}: {field} is a number above 0, got {entry[field]!r}") from None
-        found[name] = (keys, Tenant(name, limits, metrics_only))
+        found += [(key, Tenant(name, limits, metrics_only)) for key in keys]
+        found += [(key, Tenant(name, limits, chats_only=True)) for key in chat_keys]
     return found
 
 

@@ -248,13 +248,14 @@ async def test_the_control_share_says_what_was_learned_is_worth(tmp_path: Path) 
 
 
 async def test_a_provider_that_hangs_or_sends_half_a_stream_is_told_in_a_sentence_and_nothing_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     half = (
         'data: {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "gpt", "choices": [{"index": 0, "delta": '
     )
     half += '{"role": "assistant", "content": "half a"}, "finish_reason": null}]}\n\n'
     ill = {"broken": {"text": "one two three", "breaks_after": 600}, "ended": {"body": half}, "hangs": {"delay": 1e6}}
+    ill |= {"page": {"body": "<html>"}, "list": {"body": "data: [1, 2]\n\n"}, "empty": {"body": half.split("{")[0] + '{"choices": []}\n\n'}}
 
     def answer(request: dict[str, Any]) -> Any:
         return ill.get(str(request["messages"][-1]["content"]).partition("\n")[0], provider(request))
@@ -268,10 +269,12 @@ async def test_a_provider_that_hangs_or_sends_half_a_stream_is_told_in_a_sentenc
                     await acme.post("/chat/completions", json={"model": "gpt", "messages": messages, "stream": True})
                 ).text
                 whole = await acme.post("/chat/completions", json={"model": "gpt", "messages": messages})
-                why = {"broken": "does not answer", "ended": "broke off its reply"}[text]
+                unreadable, broken_off = dict.fromkeys(("page", "list"), "sent no reply that can be read"), "broke off its reply"
+                why = ({"broken": "does not answer", "ended": broken_off, "empty": broken_off} | unreadable)[text]
                 assert f"the model's provider {why}; try again later" in stream
                 assert f"the model's provider {why}; try again later" in whole.text
                 assert whole.status_code == 503
+            assert "the graph failed" not in caplog.text, "it is not the agent's fault"
             assert await words(acme) == "crow , four"
         monkeypatch.setattr(serve_context, "PROVIDER_SECONDS", 0.05)
         async with served(tmp_path, server.url) as (acme, _):

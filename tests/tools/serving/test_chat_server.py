@@ -22,6 +22,7 @@ from waiting import wait_until
 from learngraph.memory import errors
 from learngraph.memory.errors import AdapterError, EngineFailed, Unavailable, UserError, VersionNotLoaded, WindowError
 from learngraph.tools.serving.openai_wire import ChatBody, user_error_as_api_error
+from learngraph.tools.serving.tenants import read_tenants
 
 pytest.importorskip("fastapi", reason="NOT TESTED: needs the extra [serve]")
 
@@ -326,6 +327,21 @@ def test_keys(client: httpx.Client) -> None:
     assert client.get("/v1/models", headers={"authorization": "Bearer metrics"}).status_code == 403
     # What is wrong with a body is nobody's business without a key.
     assert httpx.post(f"{client.base_url}/v1/chat/completions", content=b"{").status_code == 401
+
+
+def test_a_key_that_may_only_chat_rates_nothing_and_reads_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "keys.yaml"
+    file.write_text("acme: {keys: [all], chat_keys: [chats]}\n")
+    with talking(key="chats", who=read_tenants((), file)) as client:
+        said = client.post("/v1/chat/completions", json=ASK)
+        assert (said.status_code, client.get("/v1/models").status_code) == (200, 200)
+        rating = {"response_id": said.json()["id"], "reward": 1}
+        refused = client.post("/v1/feedback", json=rating)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "chat_only")
+        for path in ("/v1/experiences", f"/v1/experiences/{rating['response_id']}", "/v1/status", "/v1/adapters", "/metrics"):
+            assert client.get(path).status_code == 403
+        assert client.delete("/v1/experiences?confirm=all").status_code == 403
+        assert client.post("/v1/feedback", json=rating, headers={"authorization": "Bearer all"}).status_code == 202
 
 
 @pytest.mark.slow

@@ -51,7 +51,7 @@ def test_keys_and_their_tenants(tmp_path: Path) -> None:
         ("acme: {keys: [1]}", "got int"),
         ("acme: {keys: ['a b']}", "a text of 3 characters"),
         ("acme: {keys: ['sha256:xyz']}", "64 hex digits"),
-        ("acme: {keys: [x], streems: 1}", "'streems'; known are keys, metrics, streams, adapters"),
+        ("acme: {keys: [x], streems: 1}", "'streems'; known are keys, chat_keys, metrics, streams, adapters"),
         ("acme: {keys: [x], streams: 0}", "streams is a number above 0"),
         ("acme: {keys: [x], streams: 1.5}", "streams is a number above 0"),
         ("acme: {keys: [x], adapters: true}", "adapters is a number above 0"),
@@ -59,6 +59,9 @@ def test_keys_and_their_tenants(tmp_path: Path) -> None:
         ("acme: {keys: [x]}\nrival: {keys: [x]}", "acme and rival have a key in common"),
         (f"acme: {{keys: [secret]}}\nrival: {{keys: ['{DIGEST}']}}", "acme and rival have a key in common"),
         ("acme: {keys: [x], metrics: true}", "no API key"),
+        ("acme: {keys: [x], chat_keys: y}", "acme: chat_keys is a list of keys, of a tenant that may chat, got a str"),
+        ("acme: {keys: [x], chat_keys: [y], metrics: true}", "of a tenant that may chat"),
+        ("acme: {keys: [x], chat_keys: [x]}", "a key stands in keys and in chat_keys"),
     ],
 )
 def test_files_that_cannot_be_used(tmp_path: Path, text: str, said: str) -> None:
