@@ -1,13 +1,15 @@
-"""Limits on connections that uvicorn does not have: the time and the bytes that a request's headers may take, and how many
-connections are open.
+"""Limits on connections that uvicorn does not have: the time and the bytes that a request's headers may take, the requests that wait behind
+one that is being answered, the time in which nothing of an answer is read, and how many connections are open.
 
-Without them, a client that opens connections and never finishes a request keeps all others out.
+Without them, a client that never finishes a request, or reads no answer, keeps all others out or fills the memory.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import math
 import resource
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,10 +19,15 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 __all__ = []
 
+LOG = logging.getLogger("learngraph.chat_server")
 LINGER_SECONDS = 1.0
 """Time that a refused client has to read the answer. A connection that is closed with unread bytes is reset, and the answer lost."""
 MAX_HEADER_BYTES, MAX_HEADERS = 65_536, 100
 """Largest head of a request, and most headers in it."""
+MAX_PIPELINED = 8
+"""Most requests that wait behind the one that is being answered; clients send one at a time."""
+STALL_SECONDS = 60.0
+"""Longest time in which a client may read nothing of an answer."""
 MAX_LINGERING = 32
 """Most refused connections that stay open for that; further ones are closed at once."""
 RESERVED_FILES = 128
@@ -43,16 +50,16 @@ class _Limits:
     lingering: set[Any] = field(default_factory=set)
     """Refused, and about to be closed."""
     waiting: dict[Any, None] = field(default_factory=dict)
-    """Those without a whole request, the one that has waited longest first."""
+    """Those without a whole request, or whose client does not read, the one that has waited longest first."""
 
 
 def limited_protocol(max_connections: int, header_seconds: float) -> type[asyncio.Protocol]:
-    """Uvicorn's HTTP protocol with two limits. A connection whose request has come with its whole body, and is being answered, is never
-    closed by them.
+    """Uvicorn's HTTP protocol with limits. A connection whose request has come with its whole body, and whose client reads the answer, is
+    never closed by them.
 
     Args:
-        max_connections: connections at once. For a further one, that which has waited longest for a whole request is closed; if all
-            are busy, the new one gets a 503.
+        max_connections: connections at once. For a further one, that which has waited longest for its client, for a whole request or for
+            room to send, is closed; if all are busy, the new one gets a 503.
         header_seconds: longest time from a connection, or from the first byte of a later request, to the end of the request's headers.
     """
     return type("LimitedProtocol", (_LimitedProtocol,), {"limits": _Limits(max_connections, header_seconds)})
@@ -66,6 +73,7 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
 
     limits: _Limits
     _header_timer: asyncio.TimerHandle | None = None
+    _stall_timer: asyncio.TimerHandle | None = None
     _head_bytes, _head_lines, _head_end = 0, 0, b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
@@ -85,11 +93,18 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
         if self in self.limits.lingering:
             return
         if self._is_head_too_large(data):
+            is_answering = self.cycle is not None and not self.cycle.response_complete
             self._forget()
+            if is_answering:  # in the middle of an answer there is no place for another
+                self.transport.abort()
+                return
             most = f"{MAX_HEADER_BYTES} bytes and {MAX_HEADERS} headers"
             self._refuse(431, f"a request's headers are at most {most}", "headers_too_large")
             return
         super().data_received(data)
+        if len(getattr(self, "pipeline", ())) > MAX_PIPELINED:
+            self._forget()
+            self.transport.abort()
         if self not in self.limits.opened:
             return
         if self.cycle is None or self.cycle.response_complete:
@@ -101,7 +116,7 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
 
     def _is_head_too_large(self, data: bytes) -> bool:
         """Count what comes of a request's head; the parser, which joins the parts of a header in quadratic time, never has more."""
-        if self.cycle is not None and (self.cycle.more_body or not self.cycle.response_complete):
+        if self.cycle is not None and self.cycle.more_body:
             return False
         end = (self._head_end + data).find(b"\r\n\r\n")
         head = data if end < 0 else data[: end + 4 - len(self._head_end)]
@@ -116,6 +131,29 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
         super().on_response_complete()
         if self in self.limits.opened and self.cycle.response_complete:  # else the next request has come already
             self.limits.waiting[self] = None
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self in self.limits.opened:
+            self.limits.waiting[self] = None
+            self._watch_stall(math.inf)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+        if self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body:
+            self.limits.waiting.pop(self, None)
+
+    def _watch_stall(self, before: float) -> None:
+        """Close the connection if no byte was sent of so many that were waiting; else look again later."""
+        left = self.transport.get_write_buffer_size()
+        if left < before:
+            self._stall_timer = self.loop.call_later(STALL_SECONDS, self._watch_stall, left)
+            return
+        LOG.warning("a client read nothing of its answer for %g s; its connection is closed", STALL_SECONDS)
+        self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget()
@@ -138,6 +176,8 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
 
     def _forget(self) -> None:
         self._stop_timer()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
         self.limits.opened.discard(self)
         self.limits.waiting.pop(self, None)
 

@@ -25,7 +25,7 @@ from .answers import AnswerFormat, ChatAnswer, TextAnswer
 from .backend import ChatBackend
 from .metrics import ServerMetrics, render_metrics
 from .openai_wire import ApiError, ParsedRequest, parse_body, parse_chat, parse_json, parse_text, unknown_model
-from .replies import ClientDisconnected, FullResponse, StartQueues, StreamedResponse, respond
+from .replies import FullResponse, StartQueues, StreamedResponse, respond
 from .service_wire import NAME_PATTERN, AdapterBody, FeedbackBody, RollBackBody, TrainBody, VersionBody
 from .tenants import Tenant, Tenants
 
@@ -34,8 +34,6 @@ __all__ = ["ChatApi"]
 LOG = logging.getLogger("learngraph.chat_server")
 BODY_SECONDS = 30.0
 """Longest time that a client may take to send a request's body."""
-STALL_SECONDS = 60.0
-"""Longest time that a client may read nothing of a stream."""
 AdapterName = Annotated[str, InPath(pattern=NAME_PATTERN)]
 VersionName = Annotated[str, Query(min_length=1, max_length=256)]
 
@@ -53,12 +51,8 @@ class EventStreamResponse(Response):
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for chunk in self._stream.chunks:
-                async with asyncio.timeout(STALL_SECONDS):
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except TimeoutError:
-            LOG.warning("a client read nothing of its stream for %g s; its connection is closed", STALL_SECONDS)
-            raise ClientDisconnected from None
         finally:
             await self._stream.close()
 
@@ -289,20 +283,10 @@ class ChatApi:
     async def thaw(self, request: Request, adapter: AdapterName) -> Response:
         return json_response(await self.backend.freeze(request.state.tenant.name, adapter, False))
 
-    async def remove(
-        self,
-        request: Request,
-        adapter: AdapterName,
-        version: Annotated[str | None, Query(min_length=1, max_length=256)] = None,
-    ) -> Response:
+    async def remove(self, request: Request, adapter: AdapterName, version: VersionName | None = None) -> Response:
         return json_response(await self.backend.remove(request.state.tenant.name, adapter, version))
 
-    async def export(
-        self,
-        request: Request,
-        adapter: AdapterName,
-        version: VersionName,
-    ) -> Response:
+    async def export(self, request: Request, adapter: AdapterName, version: VersionName) -> Response:
         path = await self.backend.export(request.state.tenant.name, adapter, version)
         try:
             content = await asyncio.to_thread(path.read_bytes)  # an adapter: a few MB
@@ -313,7 +297,7 @@ class ChatApi:
         name = f"{adapter}-{path.stem}.zip".encode("ascii", "replace").decode()
         safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
         return Response(
-            content, media_type="application/zip", headers={"content-disposition": f'attachment; filename="{safe}"'}
+            content, headers={"content-disposition": f'attachment; filename="{safe}"'}, media_type="application/zip"
         )
 
     async def status(self, request: Request) -> Response:

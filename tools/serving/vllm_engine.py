@@ -440,11 +440,10 @@ class VllmEngine:
     def _connection(self) -> aiohttp.ClientSession:
         if self._session is None:
             # The server closes an idle connection after 5 s; a request that is sent just then would fail.
-            connector, more = (
-                aiohttp.TCPConnector(limit=0, keepalive_timeout=2),
-                {"headers": self._headers, "read_bufsize": MAX_LINE_BYTES},
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)
+            self._session = aiohttp.ClientSession(
+                connector=connector, headers=self._headers, timeout=self._timeout, read_bufsize=MAX_LINE_BYTES
             )
-            self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, **more)  # type: ignore[arg-type]
         return self._session
 
     async def _json(
@@ -582,9 +581,8 @@ class _StreamedReply:
         return new
 
     def _call(self, part: Mapping[str, Any]) -> None:
-        call = self.calls.setdefault(
-            int(part.get("index", 0)), {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
-        )
+        blank = {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
+        call = self.calls.setdefault(int(part.get("index", 0)), blank)
         call["id"] = part.get("id") or call["id"]
         function = part.get("function") or {}
         call["function"]["name"] += function.get("name") or ""

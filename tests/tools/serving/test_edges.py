@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import socket
 import threading
@@ -13,7 +14,7 @@ import chat_backend
 import httpx
 import pytest
 import uvicorn
-from waiting import PATIENCE, longer_than
+from waiting import PATIENCE, longer_than, wait_until
 
 from learngraph.tools.serving import tenants
 from learngraph.tools.serving.tenants import FAILED_LOGINS, RateLimitExceeded, Tenant, Tenants
@@ -241,3 +242,37 @@ def test_large_headers_are_refused_before_they_are_read(monkeypatch: pytest.Monk
                 later.sendall(whole[:-1])
                 later.sendall(whole[-1:])
                 assert status_of_answer(later) == 200
+
+
+BUSY = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %s\r\ncontent-length: %d\r\n\r\n%s"
+
+
+@pytest.mark.parametrize("behind", [b"GET / HTTP/1.1\r\nx: " + b"y" * 70_000, b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n" * 20])
+def test_what_comes_behind_a_request_that_is_being_answered_is_limited(monkeypatch: pytest.MonkeyPatch, behind: bytes) -> None:
+    body = json.dumps(ASK | {"stream": True}).encode()
+    heard = threading.Event()
+    with serving(monkeypatch, chat_backend.FakeBackend(heard=heard)) as url:
+        line = half_request(url, BUSY % (chat_backend.KEY.encode(), len(body), body))
+        assert line.recv(15) == b"HTTP/1.1 200 OK"  # the stream goes on for as long as nothing is heard
+        with suppress(ConnectionError):
+            line.sendall(behind)
+        assert b"[DONE]" not in read_all(line)  # it is cut
+        heard.set()
+
+
+@pytest.mark.slow
+def test_answers_that_nobody_reads_keep_nobody_out_and_are_given_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    large = chat_backend.FakeBackend(more={"exchanges": [{"text": "x" * 20_000_000}]})
+    ask = f"GET /v1/experiences HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {chat_backend.KEY}\r\n\r\n".encode()
+    with serving(monkeypatch, large, max_connections=2) as url:
+        lines = [half_request(url, ask) for _ in range(2)]
+        for line in lines:
+            assert line.recv(15) == b"HTTP/1.1 200 OK"
+        assert httpx.get(f"{url}/healthz", timeout=PATIENCE).status_code == 200
+        assert len(read_all(lines[0])) < 20_000_000  # the older one made room
+        monkeypatch.setattr(connections, "STALL_SECONDS", 0.01)
+        line = half_request(url, ask)
+        wait_until(lambda: "read nothing of its answer" in caplog.text)
+        assert len(read_all(line)) < 20_000_000
