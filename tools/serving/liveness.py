@@ -12,13 +12,16 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 __all__ = []
+
+REQUEST_SECONDS = 5.0
+"""Longest time for a request's headers."""
+MAX_WAITING = 256
+"""Most connections without a whole request; for a further one, that which has waited longest is closed."""
 
 
 @contextmanager
@@ -47,32 +50,35 @@ def liveness_process(listening: socket.socket, hang_seconds: float = 30.0) -> It
         listening.close()
 
 
-def answer_probes(listening: socket.socket, hang_seconds: float) -> None:
-    """Answer until the standard input, which has the notes, ends."""
-    noted = time.monotonic()
+async def answer_probes(listening: socket.socket, hang_seconds: float) -> None:
+    """Answer until the standard input, which has the notes, ends. Who sends his request too slowly makes room for others."""
+    loop, noted, waiting = asyncio.get_running_loop(), time.monotonic(), dict[asyncio.StreamWriter, None]()
 
     def read_notes() -> None:
         nonlocal noted
-        while os.read(0, 1024):
-            noted = time.monotonic()
-        os._exit(0)
+        noted = time.monotonic()
+        if not os.read(0, 1024):
+            os._exit(0)
 
-    class _Probe(BaseHTTPRequestHandler):
-        timeout = 5.0  # longest time for a request's headers, in seconds
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(waiting) >= MAX_WAITING:
+            waiting.pop(longest := next(iter(waiting)))
+            longest.transport.abort()
+        waiting[writer] = None
+        with suppress(TimeoutError, EOFError, OSError, asyncio.LimitOverrunError):
+            async with asyncio.timeout(REQUEST_SECONDS):
+                await reader.readuntil(b"\r\n\r\n")
+            status, word = (
+                ("200 OK", "alive") if time.monotonic() - noted < hang_seconds else ("503 Service Unavailable", "hangs")
+            )
+            head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n"
+            writer.write(f'{head}{{"status":"{word}"}}'.encode())
+        waiting.pop(writer, None)
+        writer.close()
 
-        def do_GET(self) -> None:
-            status, word = (200, "alive") if time.monotonic() - noted < hang_seconds else (503, "hangs")
-            self.send_response(status)
-            self.send_header("content-type", "application/json")
-            self.end_headers()
-            self.wfile.write(b'{"status":"%s"}' % word.encode())
-
-    threading.Thread(target=read_notes, daemon=True).start()
-    server = ThreadingHTTPServer(("", 0), _Probe, bind_and_activate=False)
-    server.socket.close()
-    server.socket = listening
-    server.serve_forever()
+    loop.add_reader(0, read_notes)
+    await (await asyncio.start_server(answer, sock=listening)).serve_forever()
 
 
 if __name__ == "__main__":
-    answer_probes(socket.socket(fileno=int(sys.argv[1])), float(sys.argv[2]))
+    asyncio.run(answer_probes(socket.socket(fileno=int(sys.argv[1])), float(sys.argv[2])))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import suppress
 
 import httpx
 import pytest
 
-from learngraph.tools.serving.liveness import liveness_process
+from learngraph.tools.serving.liveness import MAX_WAITING, liveness_process
 
 
 async def test_a_busy_loop_is_alive_and_one_that_hangs_is_not() -> None:
@@ -25,3 +26,17 @@ async def test_a_busy_loop_is_alive_and_one_that_hangs_is_not() -> None:
     assert listening.fileno() == -1
     with pytest.raises(httpx.ConnectError):
         httpx.get(url)
+
+
+async def test_half_requests_to_it_keep_nobody_out() -> None:
+    listening = socket.create_server(("127.0.0.1", 0), backlog=500)
+    port = listening.getsockname()[1]
+    with liveness_process(listening):
+        lines = [socket.create_connection(("127.0.0.1", port)) for _ in range(MAX_WAITING + 9)]
+        for line in lines:
+            line.sendall(b"GET /livez HT")
+        assert (await asyncio.to_thread(httpx.get, f"http://127.0.0.1:{port}/livez", timeout=60)).status_code == 200
+        with suppress(ConnectionError):
+            assert await asyncio.to_thread(lines[0].recv, 9) == b""  # the oldest made room
+    for line in lines:
+        line.close()
