@@ -111,7 +111,7 @@ def find_tenants(options: ServeOptions) -> Any:
             """Any key is one of the tenant `default`."""
 
             def tenant_for_key(self, key: str) -> Any:
-                return self.tenant_by_name("default")
+                return tenants.Tenant("default")
 
         return OpenTenants({"any": tenants.Tenant("default")})
     return tenants.read_tenants(keys, options.keys)

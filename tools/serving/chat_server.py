@@ -204,7 +204,6 @@ def tenant_router(api: ChatApi, **more: Any) -> APIRouter:
     add("GET", "/v1/models", api.models)
     add("GET", "/v1/models/{model:path}", api.model)
     add("POST", "/v1/feedback", api.feedback, FeedbackBody, 202)
-    add("GET", "/v1/feedback/{job:path}", api.job)
     add("GET", "/v1/jobs/{job:path}", api.job)
     add("GET", "/v1/experiences", api.experiences)
     add("DELETE", "/v1/experiences", api.forget_all)

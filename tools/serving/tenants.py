@@ -83,30 +83,10 @@ class Tenant:
     """The key may chat and nothing else."""
 
 
-@dataclass
-class _Bucket:
-    """A bucket that fills steadily: so many uses a minute, and as many at once."""
-
-    level: float = 0.0
-    filled: float = -math.inf
-    """Time at which `level` was computed, in seconds of the monotonic clock."""
-
-    def wait(self, rate: float, now: float) -> float:
-        """Fill the bucket; returns the seconds until it has one use, 0 if it has.
-
-        Args:
-            rate: uses a minute.
-            now: seconds of the monotonic clock.
-        """
-        self.level = min(max(1.0, rate), self.level + (now - self.filled) * rate / 60)
-        self.filled = now
-        return max(0.0, 1 - self.level) * 60 / rate
-
-
 class Tenants:
     """The tenants of a service and their counts. Safe for threads.
 
-    A key is compared with all keys, as keyed digests, so that the time it takes reveals only the number of keys.
+    A key is looked up by its digest under a secret of the process, so that the time it takes reveals nothing of the keys.
 
     Args:
         keys: a key, in clear or as `sha256:` and its hex digest -> its tenant.
@@ -115,11 +95,12 @@ class Tenants:
 
     def __init__(self, keys: Mapping[str, Tenant], monotonic: Callable[[], float] = time.monotonic) -> None:
         self._secret = secrets.token_bytes(32)
-        self._keys = [(self._digest(_plain_digest(key)), tenant) for key, tenant in keys.items()]
+        self._keys = {self._digest(_plain_digest(key)): tenant for key, tenant in keys.items()}
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._streams = Counter[str]()  # by tenant
-        self._failed: OrderedDict[str, _Bucket] = OrderedDict()
+        self._failed: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        """Address -> the time of its first unknown key, and how many it sent in the minute from then on."""
         self._proven: set[bytes] = set()
 
     def replace_keys(self, other: Tenants) -> None:
@@ -132,12 +113,7 @@ class Tenants:
 
     def tenant_for_key(self, key: str) -> Tenant | None:
         """The tenant with this key; None: there is none."""
-        asked = self._digest(hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest())
-        found = None
-        for digest, tenant in self._keys:
-            if hmac.compare_digest(asked, digest):
-                found = tenant
-        return found
+        return self._keys.get(self._digest(hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()))
 
     def log_in(self, key: str, address: str) -> Tenant | None:
         """The tenant with this key; None: there is none. Unknown keys count against the address, which may be shared: a key that
@@ -151,16 +127,14 @@ class Tenants:
         """
         digest = self._digest(hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest())
         with self._lock:
-            bucket = self._failed.get(address)
-            wait = 0.0 if bucket is None else bucket.wait(FAILED_LOGINS, self._monotonic())
-            if wait and digest not in self._proven:
+            since, count = self._failed.get(address, (-math.inf, 0))
+            if (wait := since + 60 - self._monotonic()) <= 0:
+                since, count = self._monotonic(), 0
+            if count >= FAILED_LOGINS and digest not in self._proven:
                 raise RateLimitExceeded(f"too many unknown keys from this address; try again in {math.ceil(wait)} s", wait)
-        tenant = self.tenant_for_key(key)
-        with self._lock:
+            tenant = self._keys.get(digest)
             if tenant is None:
-                bucket = self._failed.setdefault(address, _Bucket())
-                bucket.wait(FAILED_LOGINS, self._monotonic())
-                bucket.level -= 1
+                self._failed[address] = since, count + 1
                 self._failed.move_to_end(address)
                 if len(self._failed) > MAX_ADDRESSES:
                     self._failed.popitem(last=False)
@@ -171,11 +145,7 @@ class Tenants:
     @property
     def names(self) -> tuple[str, ...]:
         """The tenants that may chat."""
-        return tuple(dict.fromkeys(tenant.name for _, tenant in self._keys if not tenant.metrics_only))
-
-    def tenant_by_name(self, name: str) -> Tenant | None:
-        """The tenant of this name, if it may chat; else None."""
-        return next((tenant for _, tenant in self._keys if tenant.name == name and not tenant.metrics_only), None)
+        return tuple(dict.fromkeys(tenant.name for tenant in self._keys.values() if not tenant.metrics_only))
 
     @contextmanager
     def reserve_streams(self, tenant: Tenant, choices: int = 1) -> Iterator[None]:
@@ -280,7 +250,9 @@ def _read_key_file(path: Path) -> list[tuple[Any, Tenant]]:
             field = error.errors()[0]["loc"][0]
             names = [each.name for each in fields(TenantLimits)]
             if field not in names:
-                raise UserError(f"{path}: {name} has {field!r}; known are {', '.join(['keys', 'chat_keys', 'metrics', *names])}") from None
+                raise UserError(
+                    f"{path}: {name} has {field!r}; known are {', '.join(['keys', 'chat_keys', 'metrics', *names])}"
+                ) from None
             raise UserError(f"{path}: {name}: {field} is a number above 0, got {entry[field]!r}") from None
         found += [(key, Tenant(name, limits, metrics_only)) for key in keys]
         found += [(key, Tenant(name, limits, chats_only=True)) for key in chat_keys]

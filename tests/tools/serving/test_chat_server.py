@@ -355,7 +355,7 @@ def test_errors_have_one_shape_everywhere(client: httpx.Client) -> None:
         ("DELETE", "/v1/experiences/none", 404),
         ("POST", "/v1/experiences/none/release", 404),
         ("GET", "/v1/jobs/none", 404),
-        ("GET", "/v1/feedback/none", 404),
+        ("GET", "/v1/jobs/none", 404),
         ("GET", "/v1/adapters/none", 404),
         ("GET", "/v1/adapters/NONE", 400),
         ("GET", "/v1/experiences?limit=0", 400),

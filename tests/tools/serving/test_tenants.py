@@ -31,8 +31,6 @@ def test_keys_and_their_tenants(tmp_path: Path) -> None:
     for nobody in ("", "ONE", "one ", DIGEST, "é", "\ud800"):
         assert found.tenant_for_key(nobody) is None
     assert found.names == ("default", "acme", "rival")
-    assert found.tenant_by_name("prometheus") is None
-    assert found.tenant_by_name("rival") == Tenant("rival")
 
 
 @pytest.mark.parametrize(
