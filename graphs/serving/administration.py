@@ -200,9 +200,8 @@ class Administration:
         versions = self._live.adapter(tenant, adapter).versions
         turn, pause = self._learning.turn(tenant, adapter), self._learning.pause(tenant, adapter)
         if versions.is_frozen:
-            return [
-                Obstacle("frozen", "the adapter is frozen: it answers as it is, and keeps feedback for later", KINDS["frozen"])
-            ]
+            why = "the adapter is frozen: it answers as it is, and keeps feedback for later"
+            return [Obstacle("frozen", why, KINDS["frozen"])]
         return list(find_obstacles(self.settings, self.replay, versions, turn, pause))
 
     def _survey_obstacles(self) -> dict[str, list[Obstacle]]:

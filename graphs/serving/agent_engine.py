@@ -133,10 +133,8 @@ class AgentEngine:
         said, messages = "", list[Any]()
         self.running += 1
         try:
-            run = self._agent.astream(
-                {"messages": given}, {"configurable": {REQUEST: request}}, stream_mode=["messages", "values"]
-            )
-            async for kind, part in run:
+            asked = {"configurable": {REQUEST: request}}
+            async for kind, part in self._agent.astream({"messages": given}, asked, stream_mode=["messages", "values"]):
                 if kind == "values":
                     messages = part["messages"]
                 elif isinstance(part[0], AIMessage) and part[0].text:

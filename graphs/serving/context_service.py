@@ -10,6 +10,7 @@ whose feedback was not, because the service was killed, sends it again, and it c
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -46,6 +47,8 @@ class ContextService(Service):
     def __init__(self, engine: AgentEngine, replay: Replay, root: Path, model: str) -> None:
         super().__init__(engine, None, replay, root, CLaaS(), model)
         self._learner: Any = engine.learner
+        self._locks = defaultdict[str, asyncio.Lock](asyncio.Lock)
+        """Of each tenant: the buffer and the learner's memory change together, by one request after another."""
         self._rated = set[tuple[str, str]]()
         """Tenants with their adapters of which something was rated or released since the metrics were read."""
 
@@ -57,6 +60,10 @@ class ContextService(Service):
             UserError: its source is none of --raters.
         """
         self._learner.check_source(feedback.source)
+        async with self._locks[tenant]:
+            return await self._rate(tenant, response_id, feedback, key)
+
+    async def _rate(self, tenant: str, response_id: str, feedback: Feedback, key: str) -> FeedbackReceipt:
         receipt = await super().feedback(tenant, response_id, feedback, key)
         row = await asyncio.to_thread(self.replay.get, tenant, response_id)
         if row is not None and (kept := row.exchange.feedback) is not None:  # of a repeated key, what was said first
@@ -71,11 +78,10 @@ class ContextService(Service):
     async def experience(self, tenant: str, id: str) -> dict[str, Any] | None:
         """An exchange with `explain`: what was recalled for it, what it was told, and how it was rated, a line each."""
         row = await super().experience(tenant, id)
-        return None if row is None else row | {"explain": await self._explain(tenant, row["adapter"], id)}
-
-    async def _explain(self, tenant: str, adapter: str, id: str) -> list[str]:
-        told: str = await self._learner.aexplain(id, tenant=tenant, adapter=adapter)
-        return told.splitlines() or ["nothing is recorded of this reply"]
+        if row is None:
+            return None
+        told: str = await self._learner.aexplain(id, tenant=tenant, adapter=row["adapter"])
+        return row | {"explain": told.splitlines() or ["nothing is recorded of this reply"]}
 
     async def release(self, tenant: str, id: str) -> dict[str, Any]:
         """Learn from an exchange after all that was held, or that the screen has quarantined.
@@ -91,13 +97,14 @@ class ContextService(Service):
 
     async def forget(self, tenant: str, ids: Sequence[str] | None, withdraw: bool = False) -> dict[str, Any]:
         """Delete exchanges, or all of a tenant's (None), with the conversations and the lessons that were drawn from them."""
-        for adapter in self._live.names(tenant):
-            doomed = ids
-            if ids is not None:  # those of this adapter: the learner refuses ids that it does not know
-                kept = {one["id"] async for one in self._learner.aexport(tenant=tenant, adapter=adapter)}
-                doomed = [id for id in ids if id in kept]
-            await self._learner.aforget(doomed, tenant=tenant, adapter=adapter)
-        return await super().forget(tenant, ids, withdraw)
+        async with self._locks[tenant]:
+            for adapter in self._live.names(tenant):
+                doomed = ids
+                if ids is not None:  # those of this adapter: the learner refuses ids that it does not know
+                    kept = {one["id"] async for one in self._learner.aexport(tenant=tenant, adapter=adapter)}
+                    doomed = [id for id in ids if id in kept]
+                await self._learner.aforget(doomed, tenant=tenant, adapter=adapter)
+            return await super().forget(tenant, ids, withdraw)
 
     async def remove(self, tenant: str, adapter: str, version: str | None = None) -> dict[str, Any]:
         """Delete an adapter with all that it learned."""

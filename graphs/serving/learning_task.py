@@ -168,13 +168,8 @@ class LearningTask:
             if done is None:
                 raise Unavailable(f"{len(jobs)} train jobs wait already, which is the most; try again when one is done")
             del jobs[done]
-        job: dict[str, Any] = {
-            "job": f"train-{uuid.uuid4().hex[:16]}",
-            "kind": "train",
-            "state": "waiting",
-            "adapter": adapter,
-            "steps": steps,
-        }
+        job: dict[str, Any] = {"job": f"train-{uuid.uuid4().hex[:16]}", "kind": "train", "state": "waiting"}
+        job |= {"adapter": adapter, "steps": steps}
         jobs[job["job"]] = kept = job | {"taken": 0, "versions": [], "why": ""}
         self.wake(tenant, adapter)
         self._turns[tenant, adapter].jobs.append(kept)

@@ -85,9 +85,8 @@ def find_obstacles(settings: CLaaS, replay: Replay, versions: Adapters, turn: Ad
     if drops := versions.drops_in_a_row:
         newest = next(line for line in reversed(versions.log()) if line["state"] == "dropped")
         which = "version" if drops == 1 else "versions in a row"
-        yield Obstacle(
-            "gate", f"{drops} {which} failed the gate, the last by: {hide_paths(newest['why'])}", _help_with_gate(newest)
-        )
+        why = f"{drops} {which} failed the gate, the last by: {hide_paths(newest['why'])}"
+        yield Obstacle("gate", why, _help_with_gate(newest))
     if turn.rests:
         why = f"learning rests: {turn.skips} minibatches in a row taught nothing, or made versions that failed the gate"
         yield Obstacle("resting", why, KINDS["resting"], 1)
@@ -115,11 +114,8 @@ def _find_bound(settings: CLaaS, newest: Iterable[Mapping[str, Any]]) -> Iterato
             if kl < KL_BINDS * most:  # the step was scaled down all the same
                 bound, flag = f"entropy: {least:.0%} of the base model's must remain", "--gate.min-entropy-share"
             why = f"the model is as far from the base model as the gate allows ({bound}): the last step scaled all that was learned by {shrink:.2f}"
-            yield Obstacle(
-                "bound",
-                why,
-                f"it learns on, and what is not repeated fades; a wider bound ({flag}), or another adapter for other wishes",
-            )
+            help = f"it learns on, and what is not repeated fades; a wider bound ({flag}), or another adapter for other wishes"
+            yield Obstacle("bound", why, help)
 
 
 def summarize_obstacles(found: Iterable[Obstacle]) -> list[dict[str, Any]]:

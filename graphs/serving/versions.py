@@ -34,8 +34,8 @@ DELETED = "learned from an exchange that was deleted"
 """Reason for the mark on a version."""
 MAX_NAMED = 4
 """Most versions of an adapter that stay loaded because requests named them."""
-MAX_PINS = 10_000
-"""Most requests whose version is pinned before they begin; beyond that the oldest pin is dropped."""
+MAX_PINS, PIN_SECONDS = 10_000, 600.0
+"""Most requests whose version is pinned before they begin, and for how long: that of a client who has hung up never begins."""
 MAX_RETRY_WAIT = 60.0
 """Seconds between two tries to load a version that cannot be loaded at present; the first tries are closer together."""
 
@@ -109,21 +109,14 @@ class LiveVersions:
         metrics: counts loads, swaps and rollbacks.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        replay: Replay,
-        root: Path,
-        settings: CLaaS,
-        metrics: ServiceMetrics,
-    ) -> None:
+    def __init__(self, engine: Engine, replay: Replay, root: Path, settings: CLaaS, metrics: ServiceMetrics) -> None:
         self._engine = engine
         self._replay = replay
         self._root = root
         self._settings = settings
         self._metrics = metrics
         self._adapters: dict[tuple[str, str], ServedAdapter] = {}
-        self._pins: OrderedDict[str, str] = OrderedDict()
+        self._pins: OrderedDict[str, tuple[str, float]] = OrderedDict()
         self._loading: dict[str, asyncio.Task[None]] = {}
         self.tasks: set[asyncio.Task[Any]] = set()
         """Background work under way."""
@@ -240,9 +233,10 @@ class LiveVersions:
             served.named.append(label)
             if is_full:  # what was named longest ago is unloaded
                 self.spawn(self._unload_idle(served))
-        self._pins[f"{tenant}/{id}"] = label
-        if len(self._pins) > MAX_PINS:
+        now = time.monotonic()
+        while self._pins and (len(self._pins) >= MAX_PINS or now - next(iter(self._pins.values()))[1] > PIN_SECONDS):
             self._pins.popitem(last=False)
+        self._pins[f"{tenant}/{id}"] = label, now
         return label
 
     def _label_for(self, served: ServedAdapter, id: str) -> str:
@@ -251,9 +245,9 @@ class LiveVersions:
 
     async def route(self, tenant: str, adapter: str, id: str) -> tuple[str, int]:
         """The label of the version that answers a request, loaded, and the gradient steps behind it."""
-        served, label = self.adapter(tenant, adapter), self._pins.pop(f"{tenant}/{id}", None)
-        if label is None:
-            label = self._label_for(served, id)
+        served = self.adapter(tenant, adapter)
+        pin = self._pins.pop(f"{tenant}/{id}", None)
+        label = self._label_for(served, id) if pin is None else pin[0]
         if label and label not in self._engine.loaded_versions():
             if label in served.named:
                 await self.load(label)  # another one is no answer to who asked for this one
@@ -339,7 +333,7 @@ class LiveVersions:
         Falling rewards lead back to the newest version before those on trial, of which there are at most `watch_rewards` with rewards
         (nodes/learn/gate.py, `reward_windows`).
         """
-        needed = {served.live, served.canary, served.previous_live, *served.named, *self._pins.values()}
+        needed = {served.live, served.canary, served.previous_live, *served.named, *(label for label, _ in self._pins.values())}
         for label in self._engine.loaded_versions():
             if label.startswith(f"{served.versions.scope}@") and label not in needed:
                 await self._engine.unload(label)

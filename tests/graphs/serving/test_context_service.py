@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -15,7 +16,7 @@ import httpx
 import pytest
 from forks import Python
 from openai_server import OpenAIServer
-from waiting import wait_until
+from waiting import until, wait_until
 
 from learngraph.graphs.claas import CLaaS
 from learngraph.graphs.cli import main as cli
@@ -234,6 +235,28 @@ async def test_a_user_who_rates_himself_teaches_no_other_user_of_the_tenant(tmp_
             assert await words(rival, user="ann") == "well , four"
 
 
+async def test_what_is_deleted_while_it_is_rated_is_gone_and_the_client_is_told_no_riddle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, known = list[Any](), build_service
+    monkeypatch.setitem(globals(), "build_service", lambda *given: made.append(known(*given)) or made[-1])
+    with OpenAIServer(provider) as server:
+        async with served(tmp_path, server.url) as (acme, _):
+            id, (service,) = (await chat(acme))["id"], made
+            rate_in_memory, deletions = service._learner.afeedback, list[Any]()
+
+            async def delete_first(*given: Any, **more: Any) -> Any:
+                deletions.append(asyncio.create_task(acme.delete(f"/experiences/{id}")))
+                await until(lambda: deletions[0].done() or service._locks["acme"]._waiters)
+                return await rate_in_memory(*given, **more)
+
+            monkeypatch.setattr(service._learner, "afeedback", delete_first)
+            assert (await rate(acme, id)).status_code == 202
+            assert (await deletions[0]).status_code == 200
+            assert "crow" not in str([one async for one in service._learner.aexport(tenant="acme", adapter="default")])
+            assert (await rate(acme, id)).status_code == 404
+
+
 async def test_the_control_share_says_what_was_learned_is_worth(tmp_path: Path) -> None:
     with OpenAIServer(provider) as server:
         async with served(tmp_path, server.url, control=0.5) as (acme, _):
@@ -255,7 +278,11 @@ async def test_a_provider_that_hangs_or_sends_half_a_stream_is_told_in_a_sentenc
     )
     half += '{"role": "assistant", "content": "half a"}, "finish_reason": null}]}\n\n'
     ill = {"broken": {"text": "one two three", "breaks_after": 600}, "ended": {"body": half}, "hangs": {"delay": 1e6}}
-    ill |= {"page": {"body": "<html>"}, "list": {"body": "data: [1, 2]\n\n"}, "empty": {"body": half.split("{")[0] + '{"choices": []}\n\n'}}
+    ill |= {
+        "page": {"body": "<html>"},
+        "list": {"body": "data: [1, 2]\n\n"},
+        "empty": {"body": half.split("{")[0] + '{"choices": []}\n\n'},
+    }
 
     def answer(request: dict[str, Any]) -> Any:
         return ill.get(str(request["messages"][-1]["content"]).partition("\n")[0], provider(request))
@@ -269,7 +296,10 @@ async def test_a_provider_that_hangs_or_sends_half_a_stream_is_told_in_a_sentenc
                     await acme.post("/chat/completions", json={"model": "gpt", "messages": messages, "stream": True})
                 ).text
                 whole = await acme.post("/chat/completions", json={"model": "gpt", "messages": messages})
-                unreadable, broken_off = dict.fromkeys(("page", "list"), "sent no reply that can be read"), "broke off its reply"
+                unreadable, broken_off = (
+                    dict.fromkeys(("page", "list"), "sent no reply that can be read"),
+                    "broke off its reply",
+                )
                 why = ({"broken": "does not answer", "ended": broken_off, "empty": broken_off} | unreadable)[text]
                 assert f"the model's provider {why}; try again later" in stream
                 assert f"the model's provider {why}; try again later" in whole.text

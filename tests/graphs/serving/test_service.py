@@ -21,6 +21,7 @@ from urn_service import JAM, idle, metric, serving, teach, turns
 from waiting import PATIENCE, let_others_run, until
 
 from learngraph.graphs.claas import CLaaS
+from learngraph.graphs.serving import versions
 from learngraph.graphs.serving.learning_task import AdapterTurn
 from learngraph.graphs.serving.metrics import ServiceMetrics
 from learngraph.graphs.serving.service import Service
@@ -132,7 +133,7 @@ async def test_feedback_and_pieces_take_few_rounds_of_the_event_loop(tmp_path: P
         assert (seen[0] - before) / 10 <= 8
 
 
-async def test_a_client_that_goes_away_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_a_client_that_goes_away_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(tmp_path, learns=False) as service:
         service.engine.pause = 0.01
         before = len(asyncio.all_tasks())
@@ -151,6 +152,11 @@ async def test_a_client_that_goes_away_leaves_nothing_behind(tmp_path: Path) -> 
         assert len(asyncio.all_tasks()) == before
         assert service._running.total() == 0
         assert service.replay.counts("acme") == {}
+        for id in ("asks", "hangs-up-before-it-begins"):
+            service.version("acme", "default", id)
+        monkeypatch.setattr(versions, "PIN_SECONDS", -1.0)
+        service.version("acme", "default", "later")
+        assert [*service._live._pins] == ["acme/later"]
 
 
 async def test_what_is_yielded_last_is_kept_already(tmp_path: Path) -> None:
