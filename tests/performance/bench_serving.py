@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,9 @@ from rows import make_parser, ratios, report
 HANG = 60.0
 """Seconds after which a request has hung."""
 LIVEZ: dict[str, str] = {}
-"""URL of a server -> URL of its thread for signs of life."""
+"""URL of a server -> URL of its process for signs of life."""
+PIDS: dict[str, int] = {}
+"""URL of a server -> its process."""
 PLACES = ["kitchen", "pantry", "garden", "cellar", "hall", "attic", "shed", "library", "corridor", "bedroom"]
 
 
@@ -51,6 +53,8 @@ class Seen:
     alive: dict[str, list[float]] = field(default_factory=lambda: {"its port": [], "--livez-port": []})
     seconds: float = 0.0
     steps: int = 0
+    cpu: tuple[float, float] = (0.0, 0.0)
+    """Seconds of CPU of the server, and of the processes that it started: the learner's."""
 
 
 def free_port() -> int:
@@ -84,6 +88,7 @@ def server(
                 raise SystemExit(f"the server did not start:\n{path.read_text()[-2000:]}")
             time.sleep(0.2)
         LIVEZ[url[0]] = f"http://127.0.0.1:{flags[flags.index('--livez-port') + 1]}"
+        PIDS[url[0]] = process.pid
         yield url[0], "bench-key-0123456789", process
     finally:
         process.terminate()
@@ -94,6 +99,17 @@ def server(
             print("the server did not end within 30 s of SIGTERM")
         if "Traceback" in (said := path.read_text()):
             print(f"tracebacks in the server's log:\n{said[-3000:]}")
+
+
+def cpu_seconds(pid: int) -> tuple[float, float]:
+    """Seconds of CPU that a process has taken, and those of the processes that it started."""
+    found = {True: 0.0, False: 0.0}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            fields = path.read_text().rpartition(")")[2].split()  # from the third on
+            if pid in (int(path.parent.name), int(fields[1])):
+                found[int(path.parent.name) == pid] += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return found[True], found[False]
 
 
 def asked(draw: random.Random, tokens: int) -> dict[str, Any]:
@@ -196,7 +212,7 @@ async def round_of(url: str, key: str, model: str, streams: int, seconds: float,
     connector = aiohttp.TCPConnector(limit=0)
     headers = {"authorization": f"Bearer {key}"}
     async with aiohttp.ClientSession(url, headers=headers, connector=connector, timeout=aiohttp.ClientTimeout()) as client:
-        before = await steps(client)
+        before, cpu = await steps(client), cpu_seconds(PIDS[url])
         began = time.monotonic()
 
         async def again(draw: random.Random) -> None:
@@ -208,6 +224,8 @@ async def round_of(url: str, key: str, model: str, streams: int, seconds: float,
         looks.cancel()
         seen.seconds = time.monotonic() - began
         seen.steps = await steps(client) - before
+        own, others = cpu_seconds(PIDS[url])
+        seen.cpu = own - cpu[0], others - cpu[1]
     return seen
 
 
@@ -253,6 +271,11 @@ def report_all(found: dict[str, list[Seen]], calm: int, load: int) -> None:
             note = f"99th percentile {share([one for seen in of for one in seen.first], 0.99):.0f} ms"
             report(f"first token, {streams} streams, {what}", [share(seen.first, 0.5) for seen in of], "ms", note=note)
             report(f"tokens per second, {streams} streams, {what}", [seen.tokens / seen.seconds for seen in of])
+            used = [1000 * seen.cpu[0] / len(seen.whole) for seen in of if seen.whole]
+            report(f"CPU of the server for a reply, {streams} streams, {what}", used, "ms")
+        used = [seen.cpu[1] / seen.steps for seen in training if seen.steps]
+        if used:
+            report(f"CPU of the learner for a gradient step, {streams} streams", used, "s")
         for part, name in ((0.5, "median"), (0.99, "99th percentile")):
             times = [share(seen.told, part) for seen in training]
             report(f"feedback, {streams} streams, while learning, {name}", times, "ms", at_most=50)
