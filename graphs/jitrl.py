@@ -293,11 +293,7 @@ def open_memory(settings: JitRL, inputs: MethodInputs) -> Experiences:
 
 
 def build(
-    inputs: MethodInputs = NOT_GIVEN,
-    settings: JitRL | None = None,
-    *,
-    experiences: Experiences | None = None,
-    **compile: Any,
+    inputs: MethodInputs = NOT_GIVEN, settings: JitRL | None = None, *, experiences: Experiences | None = None, **compile: Any
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode: from `EpisodeInput` (task, run, episode) to `EpisodeResult` (score, steps, usage).
 

@@ -72,15 +72,7 @@ from .baselines import lesson_react
 from .wiring.fingerprint import group_fingerprint
 from .wiring.flow import Node, Router, compile_graph, wire
 from .wiring.inputs import NOT_GIVEN, MethodInputs, given_settings
-from .wiring.learning_run import (
-    AcceptTest,
-    CriticModel,
-    RolloutGraphs,
-    RunResources,
-    StageModel,
-    make_critic,
-    make_players,
-)
+from .wiring.learning_run import AcceptTest, CriticModel, RolloutGraphs, RunResources, StageModel, make_critic, make_players
 
 __all__ = ["FLOW", "TrainingFreeGRPO", "build", "group_graph"]
 
@@ -220,10 +212,7 @@ class TrainingFreeGRPO(ArgumentCheck):
 
 _LEAST: Mapping[str, int] = dict.fromkeys(("epochs", "group_size", "rollouts", "max_insights"), 1)
 """The least value of a number, where it is not 0."""
-_RANGES: Mapping[str, str] = {
-    "regression_share": "a share from 0 to below 1",
-    "timeout": "a positive number of seconds",
-}
+_RANGES: Mapping[str, str] = {"regression_share": "a share from 0 to below 1", "timeout": "a positive number of seconds"}
 
 
 def build(
@@ -336,9 +325,7 @@ def _run_graph(run: _Run, test: AcceptTest, compile: Mapping[str, Any]) -> Graph
 def _group_settings(settings: TrainingFreeGRPO) -> dict[str, Any]:
     """The settings on which the result of a group depends beside its rollouts, for its key in the cache."""
     lessons = settings.lessons
-    return {
-        "group": [settings.group_size, settings.truth, settings.author, lessons.max_insights, lessons.objective],
-    }
+    return {"group": [settings.group_size, settings.truth, settings.author, lessons.max_insights, lessons.objective]}
 
 
 def group_graph(settings: TrainingFreeGRPO, player: RolloutPlayer, critic: Critic, model: StageModel) -> Graph:

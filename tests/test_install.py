@@ -20,13 +20,7 @@ EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 BROUGHT = {"ipython", "openai"}
 """Packages that ipykernel and langchain-openai bring."""
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-WORLDS = {
-    "twx:": "worlds",
-    "alfworld": "benchmarks",
-    "math": "worlds",
-    "hotpot": "worlds",
-    "webshop": "worlds",
-}
+WORLDS = {"twx:": "worlds", "alfworld": "benchmarks", "math": "worlds", "hotpot": "worlds", "webshop": "worlds"}
 """Beginning of a world's name -> the extra that it needs."""
 FILES = [
     path

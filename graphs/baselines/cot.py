@@ -33,11 +33,7 @@ class ChainOfThought(WordingSettings):
 
 
 def build(
-    inputs: MethodInputs,
-    settings: ChainOfThought | None = None,
-    *,
-    long: bool = False,
-    **compile: Any,
+    inputs: MethodInputs, settings: ChainOfThought | None = None, *, long: bool = False, **compile: Any
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one attempt; arguments as in `graphs.icrl.build`.
 

@@ -41,11 +41,7 @@ class LessonReAct:
 
 
 def build(
-    inputs: MethodInputs,
-    settings: LessonReAct | None = None,
-    *,
-    lessons: LibraryVersions,
-    **compile: Any,
+    inputs: MethodInputs, settings: LessonReAct | None = None, *, lessons: LibraryVersions, **compile: Any
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode, from `RolloutInput` to `EpisodeResult`.
 

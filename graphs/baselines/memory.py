@@ -49,10 +49,7 @@ def build(inputs: MethodInputs, settings: Transcripts | None = None, **compile: 
         "compose": compose_node(inputs, buffer, layout.attempt, brief, keep="all"),
         "propose": inputs.make_policy(
             inputs.episode_prompt(
-                AttemptsPart(buffer=buffer, layout=layout),
-                layout=layout,
-                brief=brief,
-                max_steps=inputs.prompting.history_steps,
+                AttemptsPart(buffer=buffer, layout=layout), layout=layout, brief=brief, max_steps=inputs.prompting.history_steps
             )
         ),
     }

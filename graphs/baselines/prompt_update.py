@@ -106,11 +106,7 @@ class PromptUpdate(AdvantageSettings):
 
 
 def build(
-    inputs: MethodInputs,
-    settings: PromptUpdate | None = None,
-    *,
-    experiences: Experiences | None = None,
-    **compile: Any,
+    inputs: MethodInputs, settings: PromptUpdate | None = None, *, experiences: Experiences | None = None, **compile: Any
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode; arguments as in `graphs.jitrl.build`."""
     settings = given_settings(inputs, settings, PromptUpdate)

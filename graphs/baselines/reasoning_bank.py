@@ -176,10 +176,7 @@ def build(
         "keep": AddLessons(lessons),
         "remember": Push(buffer, inputs.environment, inputs.journal),
     }
-    routers: dict[str, Router] = {
-        "pool": route_unread,
-        "verdict": RouteExtraction(settings.online),
-    }
+    routers: dict[str, Router] = {"pool": route_unread, "verdict": RouteExtraction(settings.online)}
     return episode_graph("reasoning-bank", FLOW, nodes, routers, state=ReasoningBankState, **compile)
 
 

@@ -45,11 +45,7 @@ class Tabular:
 
 
 def build(
-    inputs: MethodInputs,
-    settings: Tabular | None = None,
-    *,
-    table: QTable | None = None,
-    **compile: Any,
+    inputs: MethodInputs, settings: Tabular | None = None, *, table: QTable | None = None, **compile: Any
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode; arguments as in `graphs.icrl.build`.
 

@@ -202,11 +202,7 @@ def _known_returns(result: SeedResult) -> list[float]:
 
 
 def _draw_panel(
-    axes: Any,
-    title: str,
-    attempts: Methods,
-    numbers: Callable[[SeedResult], Sequence[float]],
-    optimum: float | None = None,
+    axes: Any, title: str, attempts: Methods, numbers: Callable[[SeedResult], Sequence[float]], optimum: float | None = None
 ) -> None:
     """Draw a curve per method over its episodes, and the optimum if given. A result without numbers leaves its seed out."""
     dress_axes(axes, title, counts=True)

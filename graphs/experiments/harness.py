@@ -84,10 +84,7 @@ def play_sweeps(
     if not is_file:
         ((only, batches),) = left
         rows, totals = [_progress_row(batch[0].arm.name, [(only, [batch])], counts_runs=False) for batch in batches], []
-    with (
-        pool.environment_defaults(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"),
-        show_progress(rows, totals) as tick,
-    ):
+    with pool.environment_defaults(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"), show_progress(rows, totals) as tick:
         failures |= _play_missing(left, processes, tick, engine)
         tick()
     return failures, True

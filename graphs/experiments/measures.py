@@ -109,9 +109,7 @@ METRICS: Mapping[str, Metric] = {
     "avg": Metric("mean score", lambda run, _: mean(run.scores), about="Mean score over all episodes of the run."),
     "final": Metric("Final", lambda run, _: run.scores[-1], about="Score of the run's last episode."),
     "last": Metric(
-        "last",
-        lambda run, _: _last(run.scores),
-        about="Mean score over the last tenth of the episodes, at least three.",
+        "last", lambda run, _: _last(run.scores), about="Mean score over the last tenth of the episodes, at least three."
     ),
     "last-of-optimum": Metric(
         "last / optimum",

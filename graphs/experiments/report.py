@@ -20,14 +20,7 @@ from .page import write_report
 from .play import Failures
 from .results import SeedResult, played_task
 from .spec import NO_MODEL, Spec, unplayed_notes
-from .tables import (
-    ResultTable,
-    as_objects,
-    fitted_tables,
-    lead_table,
-    markdown_page,
-    score_table,
-)
+from .tables import ResultTable, as_objects, fitted_tables, lead_table, markdown_page, score_table
 from .training_free.options import LearningOptions
 from .training_free.report import learning_report
 

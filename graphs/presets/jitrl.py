@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ...memory.returns.experiences import Experiences
 from ...memory.storage.journal import Journal
 from ...nodes.act.choose import Choose
-from ...nodes.act.decide import (
-    Augment,
-    Modulate,
-    PaperAdvice,
-    ReferenceAdvice,
-    ReferenceModulate,
-    admit_remembered,
-)
+from ...nodes.act.decide import Augment, Modulate, PaperAdvice, ReferenceAdvice, ReferenceModulate, admit_remembered
 from ...nodes.act.episode import Environment
 from ...nodes.retrieve.recall import RecallVisits, ReferenceRecall, ReferenceRemember
 from ..wiring.flow import Node

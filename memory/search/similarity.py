@@ -175,13 +175,7 @@ class InvertedIndex(ABC):
         """The number of distinct tokens of each of these rows."""
 
     def _search(
-        self,
-        known: list[int],
-        frequencies: list[int],
-        size: int,
-        k: int,
-        threshold: float,
-        among: NDArray[np.bool_] | None,
+        self, known: list[int], frequencies: list[int], size: int, k: int, threshold: float, among: NDArray[np.bool_] | None
     ) -> RankedRows:
         """The best rows.
 

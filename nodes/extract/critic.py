@@ -71,10 +71,7 @@ def critic_prompts(overrides: Path | None = None, paper: bool = False) -> dict[s
     loaded = {name: Prompt.load(f"training_free_grpo/{name}", overrides) for name in _PROMPT_NAMES}
     if paper:
         loaded |= {name: Prompt.load(f"paper/training_free_grpo/{name}", overrides) for name in _PAPER_PROMPT_NAMES}
-    return loaded | {
-        "line": Prompt.load("reasoning_bank/line", overrides),
-        "again": Prompt.load("ask/again", overrides),
-    }
+    return loaded | {"line": Prompt.load("reasoning_bank/line", overrides), "again": Prompt.load("ask/again", overrides)}
 
 
 class WrittenSummaries(TypedDict):

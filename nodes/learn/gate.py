@@ -82,12 +82,7 @@ class ReleaseSettings:
 
 
 def gate_checks(
-    candidate: Measured,
-    live: Measured,
-    base: Measured,
-    texts: Sequence[Exchange],
-    retention_count: int,
-    settings: GateSettings,
+    candidate: Measured, live: Measured, base: Measured, texts: Sequence[Exchange], retention_count: int, settings: GateSettings
 ) -> list[Check]:
     """Checks of a gate on fixed texts: mean log p of the retention set's replies >= the base model's - `max_logprob_loss`;
     H >= min(`min_entropy_share` H(base), H(live)); KL to the base <= max(`max_kl`, KL(live || base)). NaN passes nothing.

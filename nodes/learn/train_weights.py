@@ -20,15 +20,7 @@ from ...memory.records import NO_ACTION, Observation, Task
 from ...memory.storage.journal import Journal
 from ..act.episode import EarnedReturn
 from ..ask import State
-from ..state import (
-    CandidateChannels,
-    EpisodeInput,
-    EpisodeNumber,
-    EpisodePlace,
-    HeadChannel,
-    StepPlace,
-    StepRewards,
-)
+from ..state import CandidateChannels, EpisodeInput, EpisodeNumber, EpisodePlace, HeadChannel, StepPlace, StepRewards
 
 __all__ = [
     "FindVersion",

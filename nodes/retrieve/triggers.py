@@ -21,14 +21,7 @@ from typing import ClassVar, Literal, NotRequired
 from ...memory.records import Candidate, Transition
 from ...memory.storage.journal import Journal
 from ..act.episode import Environment, takes_unlisted_actions
-from ..state import (
-    ChoiceChannels,
-    HeadChannel,
-    ObservationChannel,
-    ReasonsChannel,
-    StrategyChannel,
-    TaskChannel,
-)
+from ..state import ChoiceChannels, HeadChannel, ObservationChannel, ReasonsChannel, StrategyChannel, TaskChannel
 
 __all__ = ["REASONS", "CheckTriggers", "DraftedAction", "Trigger", "route_memory_request"]
 

@@ -150,12 +150,7 @@ def _passes(bound: float, second: float, rule: Rule, margin: float) -> bool:
 
 
 def accept_test_result(
-    probes: Sequence[Probe],
-    candidate: str,
-    current: str,
-    *,
-    earlier: Sequence[Probe] = (),
-    second: Collection[str] = (),
+    probes: Sequence[Probe], candidate: str, current: str, *, earlier: Sequence[Probe] = (), second: Collection[str] = ()
 ) -> AcceptTestResult | None:
     """The result of an accept test; None without probes.
 
@@ -332,11 +327,7 @@ class CachedProbes:
     """See `fan_out_probes`."""
 
     def __call__(self, state: TestedCandidate) -> list[Probe]:
-        place = cache_key(
-            "trial",
-            state["step"],
-            *map(self.play_probe.key, self.probes(state)),
-        )
+        place = cache_key("trial", state["step"], *map(self.play_probe.key, self.probes(state)))
         return [Probe(**probe) for probe in self.cache.put(place, [asdict(probe) for probe in state["probes"]], "trial")]
 
 

@@ -92,10 +92,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dic
     return found
 
 
-@pytest.mark.parametrize(
-    "method",
-    METHODS,
-)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.long
 def test_killed_again_and_again_a_run_ends_as_if_nothing_had_happened(
     method: str, tmp_path: Path, undisturbed: Callable[[str], dict[str, Any]]

@@ -17,10 +17,7 @@ def attempt(episode: int, *rewards: float | None) -> Trajectory:
     return Trajectory(f"run/{episode}", Task("t", "do it"), steps, "run", episode)
 
 
-@pytest.mark.parametrize(
-    ("rewards", "expected"),
-    [((0.5, -1.0, 2.0), 1.5), ((0.0,), 0.0), ((), 0.0), ((1.0, None), None)],
-)
+@pytest.mark.parametrize(("rewards", "expected"), [((0.5, -1.0, 2.0), 1.5), ((0.0,), 0.0), ((), 0.0), ((1.0, None), None)])
 def test_the_return_of_an_attempt_is_the_sum_of_its_rewards(rewards: tuple[float | None, ...], expected: float | None) -> None:
     """G = sum_t r_t, undiscounted; one unknown reward makes it unknown."""
     assert attempt(0, *rewards).value == expected

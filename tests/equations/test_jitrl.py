@@ -80,10 +80,7 @@ def test_eq_10_logit_update() -> None:
     assert update_logits([-1.0, -2.0], [-0.5, 1.0], beta=4.0) == [-3.0, 2.0]
 
 
-@given(
-    st.lists(st.tuples(st.floats(-5, 0), st.floats(-1, 1), st.floats(0.01, 1)), min_size=2, max_size=6),
-    st.floats(0.1, 8),
-)
+@given(st.lists(st.tuples(st.floats(-5, 0), st.floats(-1, 1), st.floats(0.01, 1)), min_size=2, max_size=6), st.floats(0.1, 8))
 def test_theorem_4_1_the_additive_update_maximises_the_objective(rows: list[tuple[float, float, float]], beta: float) -> None:
     """Eq. 8 to 10: no distribution does better than softmax(z + beta A)."""
     z, a, other = zip(*rows, strict=True)

@@ -134,11 +134,7 @@ class Rooms(KeywordKeep):
         return join_sections({"room": room, "rest": rest})
 
 
-OF_THE_WORLD = [
-    jitrl.JitRL(),
-    replace(jitrl.JitRL.paper_equations(), state_key="room"),
-    replace(REFERENCE, state_key="room"),
-]
+OF_THE_WORLD = [jitrl.JitRL(), replace(jitrl.JitRL.paper_equations(), state_key="room"), replace(REFERENCE, state_key="room")]
 
 
 @pytest.mark.parametrize("settings", OF_THE_WORLD, ids=lambda settings: settings.advantage_estimator)

@@ -112,10 +112,7 @@ PROMPTS: dict[str, Callable[[], tuple[ScriptedChat, int]]] = {
         4,
     ),
     "evotest-evolve": lambda: (ask_in_hall(partial(evotest.build, run_code=fake_sandbox), [*WALK, EVOLVED]), 4),
-    "evotest-step-2-of-attempt-2": lambda: (
-        ask_in_hall(partial(evotest.build, run_code=fake_sandbox), [*WALK, EVOLVED]),
-        6,
-    ),
+    "evotest-step-2-of-attempt-2": lambda: (ask_in_hall(partial(evotest.build, run_code=fake_sandbox), [*WALK, EVOLVED]), 6),
     "prompt-update-step-3-of-attempt-2": lambda: (
         ask_in_hall(prompt_update.build, OPTIONS, make_policy=lambda chat, _: partial(verbalized_policy, chat)),
         6,

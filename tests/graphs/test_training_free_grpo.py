@@ -528,11 +528,7 @@ def test_d5_every_epoch_has_an_order_of_its_own_and_the_remainder_is_learned_on(
     assert len({epoch[2][0] for epoch in epochs}) > 1  # not the same one is left over
     assert schedule.tasks("r", 4) == schedule.tasks("r", 4)
     assert any(schedule.tasks("another run", n) != schedule.tasks("r", n) for n in range(9))
-    bench = Bench(
-        settings=TrainingFreeGRPO(group_size=2, epochs=2, batch_size=3, patience=0),
-        problems=problems,
-        held_out=[],
-    )
+    bench = Bench(settings=TrainingFreeGRPO(group_size=2, epochs=2, batch_size=3, patience=0), problems=problems, held_out=[])
     bench.run()
     assert [(row["epoch"], row["batch"], len(row["problems"])) for row in bench.rows] == [
         *((0, 0, 3), (0, 1, 3), (0, 2, 1)),

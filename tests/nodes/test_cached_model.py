@@ -311,10 +311,7 @@ async def test_over_http(tmp_path: Path) -> None:
         plain = CachedChatModel(model, "stub", cache, slots=ConcurrencyLimit(2))
         first = await plain.ainvoke(QUESTION, seed=5)
         with_tools = plain.bind_tools([python])
-        others = [
-            with_tools.invoke(QUESTION, seed=5),
-            plain.invoke(QUESTION, seed=6),
-        ]
+        others = [with_tools.invoke(QUESTION, seed=5), plain.invoke(QUESTION, seed=6)]
         again = plain.invoke(QUESTION, seed=5), with_tools.invoke(QUESTION, seed=5)
     assert [first.text, *(reply.text for reply in others)] == ["go north", "go south", "go east"]
     assert again == (first, others[0])

@@ -207,10 +207,7 @@ def episode(number: int, rows: list[list[int]]) -> Trajectory:
 def bare_writes(episodes: Sequence[Trajectory], rounds: int) -> dict[str, list[float]]:
     """CPU seconds that the libraries below a store take for an episode: an item of LangGraph's SQLite store, a record of Chroma."""
     texts = {one.id: to_json(one) for one in episodes}
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        SqliteStore.from_conn_string(str(Path(folder, "store.db"))) as sqlite,
-    ):
+    with tempfile.TemporaryDirectory() as folder, SqliteStore.from_conn_string(str(Path(folder, "store.db"))) as sqlite:
         sqlite.setup()
         client = chromadb.PersistentClient(str(Path(folder, "chroma")), Settings(anonymized_telemetry=False))
         collection = client.create_collection("bare", embedding_function=None, configuration={"hnsw": _NO_INDEX})

@@ -83,19 +83,13 @@ _PLAYWRIGHT = "pip install playwright"
 FAMILIES: Mapping[str, WorldFamily] = {
     "toy": WorldFamily(KeywordKeep, "Keyword Keep, a toy world with hidden rules", has_settings=False),
     "twx": WorldFamily(
-        TextWorldExpress,
-        "TextWorldExpress, small text games",
-        GAMES,
-        install=TWX_INSTALL,
-        modules=("textworld_express",),
+        TextWorldExpress, "TextWorldExpress, small text games", GAMES, install=TWX_INSTALL, modules=("textworld_express",)
     ),
     "game24": WorldFamily(
-        Game24,
-        f"Game of 24, solved in one written answer or step by step ({TOT_INSTALL} for the published order of puzzles)",
+        Game24, f"Game of 24, solved in one written answer or step by step ({TOT_INSTALL} for the published order of puzzles)"
     ),
     "writing": WorldFamily(
-        Writing,
-        f"four paragraphs that end with four given sentences ({TOT_INSTALL} for the published sentences)",
+        Writing, f"four paragraphs that end with four given sentences ({TOT_INSTALL} for the published sentences)"
     ),
     "math": WorldFamily(
         Problems,

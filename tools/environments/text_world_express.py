@@ -95,11 +95,7 @@ class TextWorldExpress(JavaWorld):
     """
 
     def __init__(
-        self,
-        game: str = "coin",
-        params: Mapping[str, int | str] | None = None,
-        horizon: int = 50,
-        live: int = 16,
+        self, game: str = "coin", params: Mapping[str, int | str] | None = None, horizon: int = 50, live: int = 16
     ) -> None:
         if game not in DEFAULT_PARAMETERS:
             raise UserError(f"twx: no game {game!r}; there are {', '.join(GAMES)}")

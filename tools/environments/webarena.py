@@ -243,14 +243,7 @@ class WebArena(WebPages, World):
         return self._look(episode, raw, score, over=True, notice=notice)
 
     def _look(
-        self,
-        episode: _Episode,
-        raw: Any,
-        reward: float | None,
-        *,
-        over: bool,
-        notice: str = "",
-        taken: WebAction | None = None,
+        self, episode: _Episode, raw: Any, reward: float | None, *, over: bool, notice: str = "", taken: WebAction | None = None
     ) -> Observation:
         episode.nodes, episode.pixels = read_ax_tree(raw["axtree_object"]), raw.get("screenshot")
         text = "the episode is over" if over else page_text(episode.nodes)

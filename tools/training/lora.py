@@ -408,11 +408,7 @@ def _loss_inputs(
 
 
 def _teacher_logits(
-    network: Any,
-    prompts: Sequence[Example],
-    objective: Objective,
-    teacher: Switch | None,
-    base: Switch | None,
+    network: Any, prompts: Sequence[Example], objective: Objective, teacher: Switch | None, base: Switch | None
 ) -> list[Tensor]:
     """The teacher's logits (or log-probabilities), (T, V), before the tokens of each reply on its hindsight prompt; no gradient."""
     with torch.no_grad():

@@ -24,14 +24,7 @@ from collections.abc import Mapping, Sequence
 
 from learngraph.tools.environments import hierarchy
 from learngraph.tools.environments.hierarchy import Attack, Fact, Family, HierarchyTurn, Scenario
-from learngraph.tools.pocket.guard_chats import (
-    Message,
-    PastExchange,
-    draw_facts,
-    draw_wish,
-    prepend_past,
-    prompt_without_rules,
-)
+from learngraph.tools.pocket.guard_chats import Message, PastExchange, draw_facts, draw_wish, prepend_past, prompt_without_rules
 
 TARGETED_HOLD_RATES: Mapping[str, float] = {
     "secret": 0.66,

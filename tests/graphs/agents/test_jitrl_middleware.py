@@ -150,8 +150,7 @@ def _completion(request: dict[str, Any], count: int) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("model_class", [OpenAIChatModel, ChatOpenAI])
 @pytest.mark.parametrize(
-    ("server_does", "sent"),
-    [("give n", [4, 4]), ("ignore n", [4, *[None] * 4]), ("refuse n", [4, *[None] * 5])],
+    ("server_does", "sent"), [("give n", [4, 4]), ("ignore n", [4, *[None] * 4]), ("refuse n", [4, *[None] * 5])]
 )
 def test_samples_come_in_one_request_where_the_server_takes_n(
     server_does: str, sent: list[int | None], model_class: Any

@@ -65,12 +65,7 @@ def test_the_executed_call_is_the_action_wherever_the_learner_stands(mode: str, 
     (turn,) = learner.conversation("a", tenant="acme").turns
     said = f"resolve(how={proposed['args']['how']!r}, order='A0')"
     done = [step.action for step in turn.steps]
-    assert done == [
-        "lookup_order(order='A0')",
-        f"{REJECTED}{said}",
-        "resolve(how='credit', order='A0')",
-        "reply: It is done.",
-    ]
+    assert done == ["lookup_order(order='A0')", f"{REJECTED}{said}", "resolve(how='credit', order='A0')", "reply: It is done."]
     assert turn.steps[-1].observation == "resolve: A0: credit arranged", "the middleware's note is no memory"
     earned = {one.action: one.value for one in learner.memory(tenant="acme").returns}
     assert earned == {f"resolve(how={proposed['args']['how']!r}, order=...)": -1.0, "resolve(how='credit', order=...)": 1.0}

@@ -49,8 +49,7 @@ def play(method: str, played: Sequence[Step]) -> tuple[dict[str, Any], list[tupl
         words = desk.ticket(number)[0].replace(f"order A{number}", f"order {tenant}{number}")
         model.seen.clear()
         out = agent.invoke(
-            {"messages": [HumanMessage(words, id=f"h{own}")]},
-            {"configurable": {"thread_id": f"t{own}", "tenant": tenant}},
+            {"messages": [HumanMessage(words, id=f"h{own}")]}, {"configurable": {"thread_id": f"t{own}", "tenant": tenant}}
         )
         read += [(tenant, text) for text in model.seen]
         said[tenant].append(

@@ -477,8 +477,7 @@ def test_who_cannot_say_what_success_is_must_be_told() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"k": 0}, {"max_items": 0}, {"retrieval_unit": "task"}, {"verdict": "rule"}, {"max_memory_tokens": -1}],
+    "wrong", [{"k": 0}, {"max_items": 0}, {"retrieval_unit": "task"}, {"verdict": "rule"}, {"max_memory_tokens": -1}]
 )
 def test_settings_that_make_no_sense(wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"(?i)reasoning-?bank: "):

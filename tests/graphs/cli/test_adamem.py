@@ -34,11 +34,7 @@ WRITTEN = {
 
 
 def by_hand(
-    here: Path,
-    drafts: Mapping[int, str],
-    methods: Mapping[str, Any] | None = None,
-    split: str = "train",
-    **more: Any,
+    here: Path, drafts: Mapping[int, str], methods: Mapping[str, Any] | None = None, split: str = "train", **more: Any
 ) -> None:
     """A folder of a run of one episode along the walkthrough, with a strategy at each step that has a draft here."""
     methods = methods or {"adamem": {"mode": "high", "success_threshold": 9.0}}

@@ -46,10 +46,7 @@ def objects(text: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        (
-            "jump",
-            "there are run, serve, ",
-        ),
+        ("jump", "there are run, serve, "),
         (
             "run",
             "there are jitrl, icrl, adamem, training-free-grpo, react, cot, long-cot, tool-agent, best-of-n, self-refine, reflexion, synapse, ",
@@ -304,13 +301,7 @@ def drop_lines(path: Path, number: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "stop", "steps", "episodes"),
-    [
-        ("jitrl", 40, 2, 1),
-        ("tabular", 40, 25, 2),
-        ("jitrl", None, 2, 0),
-        ("jitrl", None, 0, 1),
-        ("tabular", None, 10_000, 10),
-    ],
+    [("jitrl", 40, 2, 1), ("tabular", 40, 25, 2), ("jitrl", None, 2, 0), ("jitrl", None, 0, 1), ("tabular", None, 10_000, 10)],
 )
 def test_files_that_a_power_cut_made_shorter_than_the_checkpoints_know(
     method: str,

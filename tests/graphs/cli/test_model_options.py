@@ -50,10 +50,7 @@ def test_without_options_nothing_is_sent(here: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("command", "temperature"),
-    [("jitrl:paper", 0.8), ("icrl:paper", 1.0), ("adamem:paper-low", 0.7)],
-)
+@pytest.mark.parametrize(("command", "temperature"), [("jitrl:paper", 0.8), ("icrl:paper", 1.0), ("adamem:paper-low", 0.7)])
 def test_a_preset_of_a_paper_has_its_temperature_and_the_user_goes_before_it(
     command: str, temperature: float, here: Path
 ) -> None:

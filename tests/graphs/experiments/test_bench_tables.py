@@ -10,14 +10,7 @@ from learngraph.graphs.experiments.costs import RunWork
 from learngraph.graphs.experiments.measures import METRICS, estimate, measure
 from learngraph.graphs.experiments.notes import table_notes, unusable_warnings
 from learngraph.graphs.experiments.results import SeedResult
-from learngraph.graphs.experiments.tables import (
-    ResultTable,
-    as_objects,
-    markdown_page,
-    overview,
-    paired_table,
-    score_table,
-)
+from learngraph.graphs.experiments.tables import ResultTable, as_objects, markdown_page, overview, paired_table, score_table
 from learngraph.nodes.cached_model import Prices
 from learngraph.nodes.evaluate.judge import NO_REWARDS_REASON
 from learngraph.nodes.evaluate.statistics import paired_test

@@ -105,10 +105,7 @@ def test_the_papers_tables_play_its_presets() -> None:
         ('scenarios_per_split = 30\narms = [{ name = "a" }]', "scenarios_per_split is from 1 to 20"),
         ('arms = [{ name = "a", preset = "magic" }]', "preset is to be 'mixed'"),
         ('arms = [{ name = "a", settings = { loss = { rate = 1 } } }]', "loss has no 'rate'; it has kind"),
-        (
-            'arms = [{ name = "a", settings = { loss = { learning_rate = "fast" } } }]',
-            "learning_rate is to be a number",
-        ),
+        ('arms = [{ name = "a", settings = { loss = { learning_rate = "fast" } } }]', "learning_rate is to be a number"),
         ("arms = [", "study.toml"),
     ],
 )

@@ -215,11 +215,7 @@ def test_columns_are_as_wide_as_their_longest_cell() -> None:
         "| learned | 0.5 [0.4, 0.6] |",
         "| empty   |              – |",
     ]
-    assert markdown_table([["r", "n"], ["10", "007"]], left=0).splitlines() == [
-        "|  r |   n |",
-        "|---:|----:|",
-        "| 10 | 007 |",
-    ]
+    assert markdown_table([["r", "n"], ["10", "007"]], left=0).splitlines() == ["|  r |   n |", "|---:|----:|", "| 10 | 007 |"]
 
 
 def test_a_wide_table_continues_in_another() -> None:

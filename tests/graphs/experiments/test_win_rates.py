@@ -7,13 +7,7 @@ import random
 
 import pytest
 
-from learngraph.graphs.experiments.win_rates import (
-    JudgedPair,
-    length_controlled_rate,
-    preference,
-    win_rate,
-    win_rate_table,
-)
+from learngraph.graphs.experiments.win_rates import JudgedPair, length_controlled_rate, preference, win_rate, win_rate_table
 
 
 @pytest.mark.parametrize(

@@ -424,10 +424,7 @@ async def test_a_run_that_is_being_written_is_followed_and_a_damaged_one_says_so
             await opened.run("document.querySelector('table.runs button').click()")
             await until(opened, f"{ROWS}.length === 3")
             head = write_steps(journal, 0, 2, over=False, head=head, first=3)
-            await until(
-                opened,
-                f"{ROWS}.length === 5 && {COLUMNS}.includes('step 4')",
-            )
+            await until(opened, f"{ROWS}.length === 5 && {COLUMNS}.includes('step 4')")
             await press(opened, "ArrowLeft")  # who looks at an earlier step stays there
             await until(opened, f"{COLUMNS}.includes('step 3:')")
             write_steps(journal, 0, 1, head=head, first=5)

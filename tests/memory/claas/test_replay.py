@@ -744,10 +744,7 @@ def act(replay: Replay, tenant: str, operation: tuple[Any, ...]) -> Any:
                 replay.uses(tenant, one),
                 replay.tainted_versions(tenant),
             ),
-            *(
-                replay.updates(tenant, "default"),
-                replay.ages(tenant, "default"),
-            ),
+            *(replay.updates(tenant, "default"), replay.ages(tenant, "default")),
             {scope: count for scope, count in replay.ready_counts().items() if scope[0] == tenant},
         ),
     }

@@ -31,10 +31,7 @@ from learngraph.memory.errors import ReplayError, UserError, machine_error
 from learngraph.memory.records import ChatRequest, Exchange, ExchangeQuery, Feedback, Reply
 from learngraph.memory.storage.branches import new_moment
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(BIN is None, reason="NOT TESTED: no Postgres (apt-get install postgresql)"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(BIN is None, reason="NOT TESTED: no Postgres (apt-get install postgresql)")]
 LIMITS = ReplaySettings(held_out_share=0.0, max_samplings=1000)
 WORKER = """
 import sys

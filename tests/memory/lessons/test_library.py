@@ -268,8 +268,7 @@ def test_a_lesson_is_one_line_whatever_was_written() -> None:
 
 
 @pytest.mark.parametrize(
-    "lessons",
-    [(Lesson("x", "a"),), (Lesson("L01", "a"),), (Lesson("L1", "a"), Lesson("L1", "b")), (Lesson("L1", " \n"),)],
+    "lessons", [(Lesson("x", "a"),), (Lesson("L01", "a"),), (Lesson("L1", "a"), Lesson("L1", "b")), (Lesson("L1", " \n"),)]
 )
 def test_a_library_that_is_none_is_refused(lessons: tuple[Lesson, ...]) -> None:
     with pytest.raises(LibraryError):

@@ -213,10 +213,7 @@ def test_what_goes_wrong_inside_is_not_hidden(tmp_path: Path) -> None:
 
 def test_postgres_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "langgraph.checkpoint.postgres", None)
-    with (
-        pytest.raises(UserError, match=r"pip install 'learngraph\[postgres\]'"),
-        open_checkpoints("postgresql://localhost/x"),
-    ):
+    with pytest.raises(UserError, match=r"pip install 'learngraph\[postgres\]'"), open_checkpoints("postgresql://localhost/x"):
         pass
     with pytest.raises(UserError, match="give a path"), open_checkpoints("mysql://localhost"):
         pass

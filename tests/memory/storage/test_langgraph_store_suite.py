@@ -69,11 +69,7 @@ def test_langgraphs_store_tests_pass(suite: str, place: str, sources: dict[str, 
     command = ["-m", "pytest", file, "-c", os.devnull, "--rootdir", ".", f"--junitxml={report}"]
     options = ["-p", "no:cacheprovider", "-p", "langgraph_suite", "-o", "asyncio_mode=auto", "-q", "--tb=short"]
     paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(paths),
-        "SUITE_STORE": place,
-        "SUITE_DIRECTORY": str(tmp_path),
-    }
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "SUITE_STORE": place, "SUITE_DIRECTORY": str(tmp_path)}
     ran = run_python(*command, *options, folder=sources[package], environment=environment)
     assert report.exists(), ran.stdout[-3000:] + ran.stderr[-3000:]
     cases = {case.attrib["name"]: case for case in ElementTree.parse(report).iter("testcase")}

@@ -28,10 +28,7 @@ from learngraph.memory.storage.open_store import all_items, open_store
 from learngraph.memory.storage.postgres_store import PostgresMemory
 from learngraph.memory.storage.record_store import RecordStore
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(BIN is None, reason="NOT TESTED: no Postgres (apt-get install postgresql)"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(BIN is None, reason="NOT TESTED: no Postgres (apt-get install postgresql)")]
 NS = ("runs", "zork")
 
 

@@ -27,13 +27,7 @@ from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.record_store import RecordStore
 from learngraph.memory.storage.rows import Rows
 from learngraph.nodes.act.episode import MAX_LOST_STEPS
-from learngraph.nodes.act.policies import (
-    RecentStepsPrompt,
-    act_policy,
-    answer_policy,
-    logprobs_policy,
-    verbalized_policy,
-)
+from learngraph.nodes.act.policies import RecentStepsPrompt, act_policy, answer_policy, logprobs_policy, verbalized_policy
 from learngraph.nodes.ask import BadReply
 from learngraph.nodes.evaluate.judge import RuleJudge
 from learngraph.tools.environments.keyword_keep import KeywordKeep

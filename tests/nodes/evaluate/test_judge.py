@@ -29,14 +29,7 @@ from learngraph.memory.records import Observation, Task, Transition, Usage
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.rows import Rows
 from learngraph.nodes.ask import Ask, text
-from learngraph.nodes.evaluate.judge import (
-    EnvironmentJudge,
-    PairwiseJudge,
-    RuleJudge,
-    model_judge,
-    pairwise_judge,
-    self_judge,
-)
+from learngraph.nodes.evaluate.judge import EnvironmentJudge, PairwiseJudge, RuleJudge, model_judge, pairwise_judge, self_judge
 from learngraph.nodes.prompt import Prompt
 from learngraph.tools.environments.arithmetic import Game24
 from learngraph.tools.environments.keyword_keep import KeywordKeep
@@ -218,10 +211,7 @@ def test_a_rule_gives_finite_floats_or_nothing(given: Any, steps: int) -> None:
 def test_the_rules_of_our_worlds_are_rules() -> None:
     game = Game24({"puzzle": "4 4 6 8"})
     task = game.task(0)
-    for actions, rewards in (
-        (game.gold(task), [3.0, 3.0, 3.0, 10.0]),
-        (("6 - 4 = 2", "gibberish"), [3.0, None]),
-    ):
+    for actions, rewards in ((game.gold(task), [3.0, 3.0, 3.0, 10.0]), (("6 - 4 = 2", "gibberish"), [3.0, None])):
         journal, state = attempt(*actions)
         judged = RuleJudge(game.verify, journal)({**state, "task": task})  # type: ignore[typeddict-item]
         assert judged["rewards"] == rewards
@@ -457,12 +447,7 @@ def test_judges_by_name() -> None:
         ("self", KeywordKeep(), None, "--judge self asks a model, and there is none here"),
         ("pairwise", KeywordKeep(), None, "--judge pairwise asks a model"),
         ("pairwise", object(), object(), "no reference answer"),
-        (
-            "self:dense",
-            KeywordKeep(),
-            object(),
-            "self:sparse, pairwise, model, hindsight, or shift:C; got 'self:dense'",
-        ),
+        ("self:dense", KeywordKeep(), object(), "self:sparse, pairwise, model, hindsight, or shift:C; got 'self:dense'"),
         ("rule+self", Game24(), None, "got 'rule\\+self'"),
         ("", Game24(), None, "got ''"),
     ],
@@ -474,14 +459,7 @@ def test_a_judge_that_cannot_work_is_an_error(name: str, env: Any, llm: Any, wor
 
 @pytest.mark.parametrize(
     ("name", "asks"),
-    [
-        ("environment", False),
-        ("rule", False),
-        ("self", True),
-        ("self:sparse", True),
-        ("pairwise", True),
-        ("model", True),
-    ],
+    [("environment", False), ("rule", False), ("self", True), ("self:sparse", True), ("pairwise", True), ("model", True)],
 )
 def test_which_judges_ask_a_model(name: str, asks: bool) -> None:
     assert asks_model(name) is asks

@@ -21,22 +21,8 @@ from learngraph.memory.records import Comparison, Edit, Rollout, Summary, Task, 
 from learngraph.nodes.act.episode import replay_actions
 from learngraph.nodes.ask import BadReply
 from learngraph.nodes.extract import critic as critics
-from learngraph.nodes.extract.critic import (
-    Critic,
-    LessonSettings,
-    contrast,
-    critic_prompts,
-    invent,
-    propose,
-    summarise,
-)
-from learngraph.nodes.extract.rule_critic import (
-    RuleCritic,
-    as_library,
-    compare_actions,
-    random_lessons,
-    shuffle_lessons,
-)
+from learngraph.nodes.extract.critic import Critic, LessonSettings, contrast, critic_prompts, invent, propose, summarise
+from learngraph.nodes.extract.rule_critic import RuleCritic, as_library, compare_actions, random_lessons, shuffle_lessons
 from learngraph.nodes.extract.trim import split_tokens, trim_transcript
 from learngraph.nodes.retrieve.attempts import ContextError
 from learngraph.nodes.text import cut_middle
@@ -528,14 +514,7 @@ def test_edits_by_code_speak_for_what_is_there_and_replace_what_contradicts() ->
     known = critic("door black mist", "gate wolf lamp", "fork oak left", "gate wolf coin")
     steps = [("door black", "mist"), ("door black", "fern"), ("gate wolf", "bell"), ("fork oak", "right"), ("door red", "salt")]
     rollouts = [walk(0, *((state, action, 1.0) for state, action in steps))]
-    insights = [
-        "door black mist",
-        "gate wolf bell",
-        "fork oak right",
-        "door red salt",
-        "door red",
-        "gate elf bow",
-    ]
+    insights = ["door black mist", "gate wolf bell", "fork oak right", "door red salt", "door red", "gate elf bow"]
     out: Any = propose(Scripted(), replace(known, line_only=True))
     out = out(group(rollouts, insights=insights))
     assert [(edit.op, edit.lessons, edit.text) for edit in out["edits"]] == [

@@ -100,9 +100,7 @@ def test_no_stage_lets_a_planted_answer_through(reference: str) -> None:
     versions = LibraryVersions()
     versions.put("r/0", as_library(["add up"], LibraryLimits(), len))
     known = Critic(
-        versions,
-        reference=lambda task: reference % ANSWERS[task.id],
-        tasks={task.id: task for task in (TASK, OTHER)},
+        versions, reference=lambda task: reference % ANSWERS[task.id], tasks={task.id: task for task in (TASK, OTHER)}
     )
     rollouts = [Rollout(f"r/sum-1/{n}", TASK, n, reward, "137", "> 137\n") for n, reward in enumerate((1.0, 0.0))]
     state = group(rollouts, task=TASK)

@@ -382,11 +382,7 @@ def test_nothing_alike_leads_to_the_plain_action() -> None:
         route_precedents_or_draft(some),
         route_precedents_or_draft(none),
         route_precedents_or_draft({**none, "reasons": ["vote"]}),
-    ) == (
-        "precedents",
-        "nothing alike",
-        "keep the draft",
-    )
+    ) == ("precedents", "nothing alike", "keep the draft")
     over: Any = {"observation": Observation("", over=True), "strategy": None}
     running: Any = {"observation": Observation("")}
     assert route_guidance(over) == "over"

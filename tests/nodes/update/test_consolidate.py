@@ -312,10 +312,7 @@ def test_an_addition_that_a_lesson_says_already_goes_into_keeping_it() -> None:
 
 def test_final_edits_of_one_text_are_told_apart() -> None:
     model = Scripted(
-        plan(
-            {"op": "modify", "id": "L0", "text": DRAW, "from": [1]},
-            {"op": "modify", "id": "L1", "text": DRAW, "from": [2]},
-        )
+        plan({"op": "modify", "id": "L0", "text": DRAW, "from": [1]}, {"op": "modify", "id": "L1", "text": DRAW, "from": [2]})
     )
     known = critic(ADD, CHECK, limits=LessonSettings(duplicate_similarity=2.0))
     comparisons = [compared("a", Edit("modify", ("L0",), "x y")), compared("b", Edit("modify", ("L1",), "y z"))]
@@ -452,11 +449,7 @@ REPLIES = st.one_of(
 
 
 @settings(max_examples=40)
-@given(
-    st.lists(st.lists(EDITS, max_size=4), min_size=1, max_size=4),
-    REPLIES,
-    st.sampled_from(["model", "code", "paper"]),
-)
+@given(st.lists(st.lists(EDITS, max_size=4), min_size=1, max_size=4), REPLIES, st.sampled_from(["model", "code", "paper"]))
 def test_the_ledger_accounts_for_every_edit(groups: list[list[Edit]], reply: str, how: Any) -> None:
     limits = LessonSettings(max_lessons=4, max_step_edits=0)
     paper = how == "paper"

@@ -843,8 +843,7 @@ print(session._live.process.pid, session.folder, flush=True)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("then", "signalled"),
-    [("1 / 0", False), ("session.run('while True: pass')", True), ("signal.pause()", True)],
+    ("then", "signalled"), [("1 / 0", False), ("session.run('while True: pass')", True), ("signal.pause()", True)]
 )
 def test_a_session_ends_with_its_host(then: str, signalled: bool) -> None:
     started = subprocess.Popen(

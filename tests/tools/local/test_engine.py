@@ -568,13 +568,7 @@ async def test_a_reply_comes_in_pieces_that_count_its_tokens(engine: LocalEngine
 async def test_clients_and_versions_come_and_go(adapters: list[Path], seed: int, start: Callable[..., LocalEngine]) -> None:
     """Random requests, some broken off or cancelled, over random loads, unloads and work: all ends, and nothing is left over."""
     rng = random.Random(seed)
-    engine = start(
-        max_loras=2,
-        max_streams=12,
-        max_batch_size=8,
-        max_prefill_tokens=32,
-        cache_megabytes=1,
-    )
+    engine = start(max_loras=2, max_streams=12, max_batch_size=8, max_prefill_tokens=32, cache_megabytes=1)
     for i in range(4):
         await engine.load(f"v{i}", adapters[i])
     said: list[Reply] = []

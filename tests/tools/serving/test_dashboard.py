@@ -122,11 +122,7 @@ async def test_a_real_browser_shows_all_of_it_presses_buttons_and_runs_nobody_el
             assert chat_backend.KEY not in await page.run("document.cookie + document.body.innerHTML")
             assert await page.run("document.images.length") == 0
             text = await page.run("document.body.innerText")
-            for shown in (
-                HOSTILE,
-                "5 of 8 exchanges with feedback are ready",
-                "What would help: 3 more feedbacks.",
-            ):
+            for shown in (HOSTILE, "5 of 8 exchanges with feedback are ready", "What would help: 3 more feedbacks."):
                 assert shown in text
             assert await page.run("[...document.querySelectorAll('polyline')].length") == 6
             assert await page.run(

@@ -75,11 +75,7 @@ def test_networks_that_give_all_logits_give_the_same(model: LocalChatModel, monk
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"rank": 0}, "rank is at least 1"),
-        ({"alpha": math.nan}, "alpha is finite and above 0"),
-    ],
+    ("settings", "said"), [({"rank": 0}, "rank is at least 1"), ({"alpha": math.nan}, "alpha is finite and above 0")]
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):

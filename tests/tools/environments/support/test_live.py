@@ -88,8 +88,7 @@ def test_a_game_that_dies_twice_is_reported_with_its_cause() -> None:
     world = World(deaths=2)
     pool = world.pool()
     with pytest.raises(
-        UserError,
-        match=r"count: the game of count-0 died twice at step 1 \('risk'\): ConnectionError: the machine is gone",
+        UserError, match=r"count: the game of count-0 died twice at step 1 \('risk'\): ConnectionError: the machine is gone"
     ) as raised:
         pool.observe(TASK, ["go", "risk"])
     assert isinstance(raised.value.__cause__, ConnectionError)
