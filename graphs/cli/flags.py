@@ -55,9 +55,6 @@ def parse_options_and_settings(
         title: what help calls the settings, such as `JitRL: settings of the method`.
         headings: heading -> names of the options under it in `--help-all`; `--help` shows those of the first alone, and names the
             settings. If not given, `--help` shows all.
-
-    Raises:
-        CommandError: an argument is missing, unknown or of the wrong type.
     """
     if twice := {one.name for one in fields(cast(Any, options))} & {one.name for one in fields(cast(Any, settings))}:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(twice))
@@ -203,14 +200,6 @@ def run_subcommand(commands: Mapping[str, Callable[[Sequence[str]], int]], args:
     """The exit status of the command that the first argument names. `--help` prints the usage.
 
     Commands are looked up by hand, since tyro's subcommands would have to import all of them to show one.
-
-    Args:
-        commands: name -> what takes the arguments after it.
-        args: the arguments, the name first.
-        usage: the text of `--help`; its first line is part of the error.
-
-    Raises:
-        CommandError: no such command.
     """
     if args and args[0] in ("-h", "--help"):
         sys.stdout.write(f"{usage}\n")

@@ -78,11 +78,7 @@ def show(args: Sequence[str]) -> int:
 
 
 def _version(source: Library | LibraryVersions, name: str, place: str) -> tuple[Library, str]:
-    """A version and its name; the current version where none is named.
-
-    Raises:
-        LibraryError: there is no such version.
-    """
+    """A version and its name; the current version where none is named."""
     if isinstance(source, Library):
         if name:
             raise LibraryError(

@@ -113,11 +113,7 @@ def prune(args: Sequence[str]) -> int:
 
 @contextmanager
 def open_memories(where: str) -> Iterator[list[Any]]:
-    """The record stores of trajectories in a memory, a run folder, or a server, whatever a program has called their namespaces.
-
-    Raises:
-        CommandError: there is no memory, or no trajectory in it.
-    """
+    """The record stores of trajectories in a memory, a run folder, or a server, whatever a program has called their namespaces."""
     from ...memory.records import Trajectory
     from ...memory.storage.open_store import open_store
     from ...memory.storage.record_store import RecordStore

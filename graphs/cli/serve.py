@@ -90,11 +90,7 @@ def _take_preset(args: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def find_tenants(options: ServeOptions) -> Any:
-    """The tenants of the options' keys.
-
-    Raises:
-        UserError: there are no keys, or keys that --no-auth contradicts.
-    """
+    """The tenants of the options' keys."""
     from ...tools.serving import tenants
 
     keys = options.api_key or tuple(filter(None, os.environ.get("LEARNGRAPH_API_KEY", "").split(",")))
@@ -235,11 +231,7 @@ def _make_private(folder: Path) -> None:
 
 
 def _check_base(options: ServeOptions, settings: CLaaS, base: str) -> None:
-    """Check that --out belongs to this base model, and write the settings to its `service.json`.
-
-    Raises:
-        UserError: it belongs to another one, or `service.json` is damaged.
-    """
+    """Check that --out belongs to this base model, and write the settings to its `service.json`."""
     path = options.out / "service.json"
     try:
         before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -257,11 +249,7 @@ def _check_base(options: ServeOptions, settings: CLaaS, base: str) -> None:
 
 
 def _check_buffer(options: ServeOptions, replay: Replay, base: str) -> None:
-    """Check that a shared buffer is not another model's, whose feedback this service would reject.
-
-    Raises:
-        UserError: it is.
-    """
+    """Check that a shared buffer is not another model's, whose feedback this service would reject."""
     other = replay.other_base(base) if options.buffer and base else None
     if other is not None:
         raise UserError(

@@ -66,11 +66,7 @@ def build_context_service(options: ServeOptions, settings: CLaaS, replay: Replay
 
 
 def context_base(options: ServeOptions, settings: CLaaS) -> str:
-    """The name that exchanges of --learn's method belong to: what was learned outlives a change of the model.
-
-    Raises:
-        UserError: there is no such method, or settings of weights are given.
-    """
+    """The name that exchanges of --learn's method belong to: what was learned outlives a change of the model."""
     from ..serving.context_service import LEARNERS
 
     if options.learn not in LEARNERS:

@@ -62,11 +62,7 @@ def find_jupyter() -> str | None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder if it is not there.
-
-    Raises:
-        UserError: it cannot be made.
-    """
+    """Make a folder if it is not there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

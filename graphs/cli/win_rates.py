@@ -116,11 +116,7 @@ def _length_warnings(rows: Sequence[Any]) -> list[str]:
 
 
 def read_answers(folder: Path, settings: Mapping[str, Any]) -> dict[str, dict[int, Answer]]:
-    """Method -> seed -> the answer that its run ended with; runs that are not finished are left out.
-
-    Raises:
-        UserError: the world has no written answers, or a run has lost steps.
-    """
+    """Method -> seed -> the answer that its run ended with; runs that are not finished are left out."""
     from ...tools.environments.catalogue import open_environment
     from ..experiments.recorded import RecordedFolder
 

@@ -39,9 +39,6 @@ def block_means(report: LearningReport, arm: str, block: int) -> list[list[float
     """For each block of `block` tasks that follow each other, the mean reward of each seed; a task without a reward counts as 0.
 
     Tasks at the end that fill no block belong to the last one.
-
-    Raises:
-        UserError: a block is less than one task, or more than there are.
     """
     seeds: dict[int, list[float]] = {}
     for one in report.results:

@@ -160,11 +160,7 @@ def read_stream(table: Mapping[str, Any], place: str) -> Stream:
 
 
 def change_settings(settings: Any, changes: Mapping[str, Any], place: str) -> Any:
-    """Settings with some fields changed, group by group.
-
-    Raises:
-        UserError: there is no such setting, or the value is not of its type.
-    """
+    """Settings with some fields changed, group by group."""
     hints, values = get_type_hints(type(settings)), {}
     for name, value in changes.items():
         if name not in hints:

@@ -74,12 +74,7 @@ class RunWork:
 
 
 def run_work(folder: Path, rows: Sequence[Mapping[str, Any]]) -> RunWork:
-    """The work of a run.
-
-    Args:
-        folder: the folder of the run.
-        rows: the rows of its finished episodes.
-    """
+    """The work of a run."""
     timed = {row["id"]: row for row in _rows(folder / "seconds.jsonl")}
     of, log = [timed.get(row["id"], {}) for row in rows], folder / TRAINING_FILE
     trainings = [row for row in _rows(log) if row["kind"] == "training"]

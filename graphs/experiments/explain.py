@@ -100,11 +100,7 @@ class _Step:
         return str(self.rows[0]["parent"]).removesuffix(f"/{self.row['episode']}/{self.row['task']}")
 
     def remembered(self) -> list[Trajectory]:
-        """The contents of the run's memory when the step's episode was played, oldest first.
-
-        Raises:
-            UserError: the memory cannot be opened.
-        """
+        """The contents of the run's memory when the step's episode was played, oldest first."""
         shared, name = self.settings.get("cross_task", False), self.run.path.name
         place, namespace = run_memory(
             self.folder.path, self.folder.settings.get("memory"), name.rpartition("-s")[0] if shared else name

@@ -106,12 +106,7 @@ def draw_curve(
 
 
 def save_figure(figure: Any, paths: Sequence[Path]) -> None:
-    """Write a figure to files. Each file appears only once it is complete.
-
-    Args:
-        figure: a matplotlib figure.
-        paths: files to write; the suffix gives the format (.png, .svg). Missing folders are made.
-    """
+    """Write a figure to files. Each file appears only once it is complete."""
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f"part-{path.name}")

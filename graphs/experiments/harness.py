@@ -91,11 +91,7 @@ def play_sweeps(
 
 
 def _play_stage(stage: Sweep, processes: int, engine: str) -> None:
-    """Play a sweep that another one waits for.
-
-    Raises:
-        UserError: one of its runs failed.
-    """
+    """Play a sweep that another one waits for."""
     with claim_sweeps([stage], stage.folder):
         failures, _ = play_sweeps([stage], processes, engine)
     for failure in failures.values():

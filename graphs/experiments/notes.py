@@ -19,12 +19,7 @@ Arms = Mapping[str, Sequence[SeedResult]]
 
 
 def table_notes(table: ResultTable, *, costs: bool = False) -> list[str]:
-    """The lines about a table.
-
-    Args:
-        table: the table.
-        costs: whether the costs of each method are told.
-    """
+    """The lines about a table, with what each method cost if `costs`."""
     arms = table.runs
     lines = [*_exceeded(arms), *_bank_costs(arms), *_missing_rewards(arms)]
     lines += [*_empty_look_ups(arms), *_unusable_replies(arms), *_trainings(arms)]

@@ -39,17 +39,7 @@ def write_report(
     notes: Sequence[str],
     figures: Sequence[Sequence[Path]],
 ) -> None:
-    """Write the report.
-
-    Args:
-        path: the file, in the experiment's folder.
-        title: its title.
-        text: what a reader should know; what stands between backquotes is code.
-        command: the command that makes it again.
-        tables: the tables with runs.
-        notes: lines about what is missing.
-        figures: the pictures of each table, as SVG files.
-    """
+    """Write the report to `path`: in `text` backquotes mark code, and `figures` are the SVG files of each table."""
     told = re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
     body = [f"<h1>{escape(title)}</h1>", f"<p>{told}</p>" if text else "", f"<pre>{escape(command)}</pre>"]
     body.append('<p class="soft">In brackets: 95 % intervals over seeds. p values are of one comparison each.</p>')

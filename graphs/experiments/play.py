@@ -283,16 +283,7 @@ def _play_to_end(
     limits: Mapping[str, Any],
     count_flops: Callable[[], float] | None,
 ) -> Any:
-    """Play a run to its end. Returns the state of its graph there.
-
-    Args:
-        graph: the graph of the run.
-        files: its files.
-        job: which run.
-        begin: the state that a new run begins with.
-        limits: the channels of it that say when the run is over; a run that goes on may be asked for more.
-        count_flops: the floating-point operations of its model so far; None: unknown.
-    """
+    """Play a run to its end. Returns the state of its graph there."""
     config: Any = {"configurable": {"thread_id": job.thread}, "recursion_limit": 1_000_000}
     if files.saver.get_tuple(config):
         _rewind(graph, config, job, files.journal, files.log)

@@ -251,9 +251,6 @@ def _run_on_ray(
         engine: `ray` or `ray://HOST:PORT`.
         count: number of cores, where the cluster is started here.
         tick: called a few times a second.
-
-    Raises:
-        UserError: Ray is not installed, or no cluster answers.
     """
     try:
         import ray

@@ -354,15 +354,7 @@ class RunSteps(NamedTuple):
 
 
 def read_steps(run: Path, episodes: Iterable[Mapping[str, Any]]) -> RunSteps:
-    """The steps of a run in short. A file that was read before, and has not changed since, is not read again.
-
-    Args:
-        run: the folder of the run.
-        episodes: the rows of its finished episodes.
-
-    Raises:
-        UserError: a row of the file is no JSON.
-    """
+    """The steps of a run in short. A file that was read before, and has not changed since, is not read again."""
     path = run / "steps.jsonl"
     heads = sorted((int(row["episode"]), str(row.get("head", ""))) for row in episodes)
     there = rows_file(path)

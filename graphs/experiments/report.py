@@ -196,13 +196,7 @@ def _failure_notes(planned: Sequence[Sweep], failures: Failures, folder: Path) -
 
 
 def _aggregate_tables(env: str, results: Sequence[Sequence[SeedResult]], played: Mapping[int, str]) -> list[str]:
-    """The tables of a world of several tasks, each counting the same; none of other worlds.
-
-    Args:
-        env: the world.
-        results: for each method its results, one per seed.
-        played: seed -> id of the task that it played.
-    """
+    """The tables of a world of several tasks, each counting the same; none of other worlds."""
     from ...tools.environments.science_world import is_all_tasks, task_name
     from . import task_groups
 

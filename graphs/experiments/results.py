@@ -147,11 +147,7 @@ def played_task(job: Job) -> tuple[str, int | None]:
 
 
 def read_result(job: Job) -> SeedResult:
-    """The result of a finished run.
-
-    Raises:
-        UserError: rows of episodes are missing from its folder.
-    """
+    """The result of a finished run."""
     rows = sorted(read_rows(job.folder / "episodes.jsonl"), key=lambda row: int(row["episode"]))
     result = _result(job)
     if [row["episode"] for row in rows] != list(range(result["episodes"])):

@@ -124,11 +124,7 @@ def policy_kind(options: RunOptions, environment: Any, model: Any, scores: bool)
 
 
 def judge_node(options: RunOptions, environment: Any, model: Any, journal: Any) -> Any:
-    """The node that rewards the steps of a finished episode; None where the environment's rewards hold.
-
-    Raises:
-        CommandError: there is no such judge, or it needs what the environment or the model lacks.
-    """
+    """The node that rewards the steps of a finished episode; None where the environment's rewards hold."""
     from ...nodes.evaluate import changed_rewards, judge
 
     prompts = options.prompts

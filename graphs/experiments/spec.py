@@ -237,11 +237,7 @@ def folder_name(label: str) -> str:
 
 
 def seed_list(seeds: int | str | Sequence[int]) -> list[int]:
-    """The seeds that a file or a flag names: a number of them, a list, or a text that `--seeds` takes.
-
-    Raises:
-        CommandError: there are none.
-    """
+    """The seeds that a file or a flag names: a number of them, a list, or a text that `--seeds` takes."""
     try:
         return parse_seeds(str(seeds) if isinstance(seeds, int | str) else ",".join(map(str, seeds)) + ",")
     except CommandError:

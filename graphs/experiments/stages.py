@@ -120,11 +120,7 @@ def _fine_tune(sweep: Sweep, settings: AdaMEM, place: Path, play: Callable[[Swee
 
 
 def read_runs(folder: RecordedFolder) -> list[tuple[RecordedRun, int, list[dict[str, Any]]]]:
-    """The runs in a folder that `learngraph run` has made, each with its seed and the rows of its finished episodes.
-
-    Raises:
-        UserError: the folder is no run folder, is damaged, or has no run that has begun.
-    """
+    """The runs in a folder that `learngraph run` has made, each with its seed and the rows of its finished episodes."""
     _, found = folder.settings, []
     for run in map(folder.run, folder.names()):
         run.refresh()
@@ -138,11 +134,7 @@ def read_runs(folder: RecordedFolder) -> list[tuple[RecordedRun, int, list[dict[
 
 
 def read_steps(run: RecordedRun, episode: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows of the steps of a finished episode, in order.
-
-    Raises:
-        UserError: some are missing.
-    """
+    """The rows of the steps of a finished episode, in order."""
     rows = run.rows(int(episode["episode"]))
     if len(rows) != episode["steps"]:
         raise UserError(f"episode {episode['id']} has {episode['steps']} steps, and {len(rows)} of them are in {run.path}")
@@ -154,9 +146,6 @@ def read_trajectories(folder: Path, environment: Any) -> Iterator[Trajectory]:
 
     Runs and ids begin with the folder's name, since the next run of the same method uses the same names for its own. What the
     agents' memory holds, with the rewards of a judge, is written by `learngraph memory export`.
-
-    Raises:
-        UserError: the folder is no run folder, no run in it has begun, or the environment's tasks have changed.
     """
     there = RecordedFolder(folder)
     name = there.path.resolve().name

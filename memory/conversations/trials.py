@@ -42,13 +42,7 @@ class MemoryTrial:
 def conversation_trials(
     advice: Sequence[Mapping[str, Any]], rated: Sequence[Trajectory], known: Mapping[str, MemoryTrial]
 ) -> list[MemoryTrial]:
-    """The trials that a conversation is, one a method.
-
-    Args:
-        advice: the entries of the methods, with what was drawn under `trial`.
-        rated: its rated stretches.
-        known: method -> the trial as it was kept before.
-    """
+    """The trials that a conversation is, one a method; `known` are those that were kept before."""
     found = [one for one in rated if one.value is not None]
     rewards = [one.score if without_rejected(one) is one else min(one.score, 0.0) for one in found]
     if not rewards:

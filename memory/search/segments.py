@@ -28,11 +28,7 @@ TABLE_TOKENS = 1 << 21
 
 
 def hash_tokens(tokens: Collection[Hashable]) -> Hashes:
-    """The hashes of some distinct tokens, in their order.
-
-    Raises:
-        TypeError: a token is no text.
-    """
+    """The hashes of some distinct tokens, in their order."""
     texts = cast("Collection[str]", tokens)
     try:
         found = array("Q", map(_digest, map(str.encode, texts)))

@@ -137,12 +137,7 @@ def _write_array(folder: Path, array: NDArray[Any]) -> str:
 
 
 def _read_array(path: Path) -> NDArray[Any]:
-    """The array of a file, mapped into memory.
-
-    Raises:
-        ValueError: its contents are not those that its name says.
-        OSError: it cannot be read.
-    """
+    """The array of a file, mapped into memory."""
     if _digest(path) != path.stem:
         raise ValueError(f"{path} is damaged")
     found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)

@@ -433,11 +433,7 @@ def _admissible(prompt: Prompt, actions: Sequence[str]) -> str:
 
 
 def admissible_actions(state: State | ListedActions, policy: str) -> tuple[str, ...]:
-    """The admissible actions, for a policy that needs them; `policy` names it in errors.
-
-    Raises:
-        PolicyError: the environment lists none.
-    """
+    """The admissible actions, for a policy that needs them; `policy` names it in errors."""
     actions: tuple[str, ...] = state["observation"].actions
     if not actions:
         raise PolicyError(

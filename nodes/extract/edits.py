@@ -269,11 +269,7 @@ def _ids(held: Any) -> Iterator[str]:
 
 
 def read_list(reply: str, name: str, max_items: int) -> list[str]:
-    """The first `max_items` texts of a list, each in one line: of `{"<name>": ["...", ...]}`, or of the last list of texts.
-
-    Raises:
-        Unreadable: there is no such list.
-    """
+    """The first `max_items` texts of a list, each in one line: of `{"<name>": ["...", ...]}`, or of the last list of texts."""
     named: list[list[str]] = []
     bare: list[list[str]] = []
     for value in json_values(reply):

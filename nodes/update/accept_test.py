@@ -110,9 +110,6 @@ def differences(probes: Sequence[Probe], candidate: str, current: str, earlier: 
         candidate: name of the candidate.
         current: name of the current library.
         earlier: rollouts of the current library from earlier steps; its name may have been another then.
-
-    Raises:
-        UserError: a rollout of one library has no counterpart of the other.
     """
     rewards: dict[str, dict[tuple[str, int], float]] = {candidate: {}, current: {}}
     for probe in probes:
@@ -152,15 +149,7 @@ def _passes(bound: float, second: float, rule: Rule, margin: float) -> bool:
 def accept_test_result(
     probes: Sequence[Probe], candidate: str, current: str, *, earlier: Sequence[Probe] = (), second: Collection[str] = ()
 ) -> AcceptTestResult | None:
-    """The result of an accept test; None without probes.
-
-    Args:
-        probes: the rollouts of this step under both libraries.
-        candidate: name of the candidate.
-        current: name of the current library.
-        earlier: see `differences`.
-        second: ids of the problems of the second split.
-    """
+    """The result of an accept test; None without probes."""
     paired = differences(probes, candidate, current, earlier)
     if not paired:
         return None
@@ -186,11 +175,7 @@ def accept_test_result(
 
 
 def refuse_failure(probes: Sequence[Probe]) -> None:
-    """Refuse a test in which every rollout failed: it would find the two libraries equally good.
-
-    Raises:
-        UserError: every rollout failed; names the reason.
-    """
+    """Refuse a test in which every rollout failed: it would find the two libraries equally good."""
     if probes and all(probe.error for probe in probes):
         reasons = sorted({probe.error for probe in probes})
         more = f" ({len(reasons) - 1} more reasons)" if len(reasons) > 1 else ""

@@ -220,9 +220,6 @@ def deduplicate(
         problems: problems to learn on.
         held_out: problems of the accept test.
         by_instruction: whether two problems with the same instruction are the same problem: repeats are dropped then.
-
-    Raises:
-        UserError: two problems have one id, or a problem is held out and learned on.
     """
 
     def same(task: Task) -> str:

@@ -79,11 +79,7 @@ class Passage(NamedTuple):
 
 
 def read_corpus(corpus: str | Path | None) -> tuple[Passage, ...]:
-    """The passages of a corpus, as for `search_tool`.
-
-    Raises:
-        SearchError: the corpus cannot be read.
-    """
+    """The passages of a corpus, as for `search_tool`."""
     path = _OWN_PASSAGES if corpus is None else Path(corpus)
     try:
         files = sorted(one for one in path.rglob("*") if one.suffix.lower() in _PAGES) if path.is_dir() else [path]

@@ -425,11 +425,7 @@ def _scenario(draw: random.Random, split: int, id: str, families: Sequence[Famil
 
 @lru_cache(maxsize=64)
 def scenarios(split: int, n: int = SPLIT_SIZE, seed: int = 0) -> tuple[Scenario, ...]:
-    """`n` held-out scenarios of a split, the same for the same seed; a larger `n` begins with the same ones.
-
-    Raises:
-        UserError: there is no such split.
-    """
+    """`n` held-out scenarios of a split, the same for the same seed; a larger `n` begins with the same ones."""
     if not 0 <= split < len(SPLITS):
         raise UserError(f"hierarchy: there is no split {split}; there are 0 to {len(SPLITS) - 1}")
     names = (f"hierarchy-{seed}-{split}-{number}" for number in range(n))

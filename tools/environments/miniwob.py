@@ -77,11 +77,7 @@ _RESULT = "() => [WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL]"
 
 
 def pages_folder() -> Path:
-    """The folder with the package's pages.
-
-    Raises:
-        UserError: the package is not installed.
-    """
+    """The folder with the package's pages."""
     found = find_spec("miniwob")
     places = list(found.submodule_search_locations or ()) if found else []
     if not places:

@@ -276,13 +276,7 @@ class _Episode:
 
 
 def _attempt(server: GameServer, game: str, number: int) -> tuple[str, ...] | None:
-    """The way on which the package's player solves the game that the server has just made; None if it does not.
-
-    Args:
-        server: with a new game.
-        game: its name.
-        number: seed of the player's random numbers.
-    """
+    """The way on which the package's player solves the game that the server has just made; None if it does not."""
     gateway = server.java.gateway
     made = [server.ask("game")]
     made.append(getattr(gateway.jvm.textworldexpress.goldagent, _PLAYERS[game])(made[0]))

@@ -446,12 +446,7 @@ def _queries(goal: Goal) -> list[str]:
 
 @lru_cache(maxsize=4)
 def draw_shop(products: int, seed: int = 0) -> Shop:
-    """A drawn shop with twice as many goals as products, the same on every machine.
-
-    Args:
-        products: how many.
-        seed: which catalogue.
-    """
+    """A drawn shop with twice as many goals as products, the same on every machine."""
     vocabulary = json.loads(_VOCABULARY.read_text(encoding="utf-8"))
     draw = random.Random(f"web shop {seed}")
     made, ids = list[Product](), set[str]()
@@ -511,11 +506,7 @@ def _goals(draw: random.Random, product: Product) -> list[Goal]:
 
 
 def read_shop(path: Path) -> Shop:
-    """The shop of WebShop's files, with the goals in an order of chance.
-
-    Raises:
-        UserError: a file cannot be read, or has no goal.
-    """
+    """The shop of WebShop's files, with the goals in an order of chance."""
     products, goals = list[Product](), list[Goal]()
     for fields, wanted in read_catalogue(path, BUTTONS):
         products.append(Product(**fields))

@@ -61,11 +61,7 @@ class ScenarioTranscript:
 
 
 def load(folder: Path | str = GUARD_WEIGHTS) -> tuple[Any, Any]:
-    """The network, in float32, and its tokenizer.
-
-    Raises:
-        UserError: there is no model in the folder.
-    """
+    """The network, in float32, and its tokenizer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     if not (Path(folder) / "config.json").exists():

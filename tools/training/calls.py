@@ -143,11 +143,7 @@ def result_of(answer: Answer) -> Any:
 
 @contextmanager
 def scratch_folder(scratch: Path | None) -> Iterator[Path]:
-    """A folder for a new version, removed afterwards unless it was moved away.
-
-    Raises:
-        UserError: it cannot be made.
-    """
+    """A folder for a new version, removed afterwards unless it was moved away."""
     try:
         if scratch is not None:
             scratch.mkdir(parents=True, exist_ok=True)

@@ -200,9 +200,6 @@ def _add_block(served: tuple[int, ...], rendered: tuple[int, ...], with_block: t
 
     A template may write the date, or another service's switch for thoughts: then a prompt is not rendered twice in the same way. The
     teacher reads what was served all the same, as long as the place of the block is found from one end of it.
-
-    Raises:
-        UserError: it is not.
     """
     start = _shared_length(rendered, with_block)
     end = min(_shared_length(rendered[::-1], with_block[::-1]), len(rendered) - start, len(with_block) - start)

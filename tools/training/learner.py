@@ -628,11 +628,7 @@ class EngineLearner(InProcessLearner):
 
 
 def open_trainer(model: Any, settings: LearnerSettings) -> LoRATrainer:
-    """The trainer of a model.
-
-    Raises:
-        UserError: the model does not run in this process.
-    """
+    """The trainer of a model."""
     if isinstance(model, LearnerModel):
         torch.set_num_threads(model.threads)
         if model.device != "cpu":  # the same bytes again on an accelerator; needs CUBLAS_WORKSPACE_CONFIG=:4096:8

@@ -86,9 +86,6 @@ def attach_lora(network: Any, settings: LoRA, seed: int = 0) -> Any:
     """Attach LoRA adapters to a network, in place; only these are trainable then. Returns PEFT's wrapper.
 
     A new adapter changes nothing: B = 0. The seed draws A.
-
-    Raises:
-        UserError: PEFT is not installed, or no layer has one of the target names.
     """
     try:
         import peft

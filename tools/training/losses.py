@@ -375,9 +375,6 @@ def compute_advantages(
         moments: the statistics so far; None: the minibatch is compared with itself.
         kls: log pi_old - log base of the tokens, (T_i,): needed where `objective.policy.reward_kl_weight` is above 0.
         values: of the critic, (T_i,): for `ppo`.
-
-    Raises:
-        UserError: `kls` are needed, and are not one for each reply.
     """
     beta = objective.policy.reward_kl_weight
     if beta and len(kls) != len(rewards):
@@ -436,11 +433,6 @@ def ppo_clip(logp: Tensor, old: Tensor, advantage: Tensor, low: float = 0.2, hig
 
     With a weight min(pi_old / mu, C) it is decoupled PPO (AReaL, 2505.24298): the clip is around pi_old, where this update starts.
     Around mu, which may be 50 updates away, most tokens would be outside of the clip before the first step.
-
-    Args:
-        logp: (T,), log pi(y_t), with a gradient.
-        old: (T,), log pi_old(y_t): what the clip is around.
-        advantage: (T,), A_t.
 
     Returns:
         (T,).
@@ -577,9 +569,6 @@ def objective_loss(
         The loss, (), in float32; and statistics of the learner before the update, means over the tokens: `loss`, `entropy` and
         (where it was computed) `kl`, in nats; `weight`, the mean of w; `clipped`, the share of tokens that PPO's clip holds back or
         whose weight is truncated or rejected; `ratio` and `ratio_max` of pi / mu; `value`, the critic's loss; `tokens`.
-
-    Raises:
-        UserError: an input is missing that the objective needs.
     """
     rewarded = objective.uses_rewards
     used = [

@@ -116,11 +116,7 @@ def _connect(address: str, threads: int) -> Any:
 
 
 def _read_files(folder: Path) -> Files:
-    """The files of a version.
-
-    Raises:
-        OSError: they cannot be read.
-    """
+    """The files of a version."""
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
 
 

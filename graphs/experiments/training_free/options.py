@@ -224,11 +224,7 @@ def _tasks(world: Any, fold: str, count: int, seed: int, flag: str) -> tuple[Tas
 
 
 def _check_distinct(environment: Any, split: ProblemSplit) -> None:
-    """Check that no problem is there twice: it could be learned on and tested on.
-
-    Raises:
-        UserError: two problems are the same; in a world of written answers, they have one text.
-    """
+    """Check that no problem is there twice: it could be learned on and tested on."""
     seen: dict[str, str] = {}
     for task in (*split.train, *split.held_out, *split.test):
         text = " ".join(task.instruction.split()) if hasattr(environment, "read") else task.id

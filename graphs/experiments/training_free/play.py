@@ -274,9 +274,6 @@ class LearningJob:
     async def _make_library(self, versions: LibraryVersions, journal: Any, log: Any) -> tuple[str, Usage]:
         """The name of the version that is tested, and the usage of learning it. A control that is made of what was learned
         (`random`, `shuffled`) finds all rollouts and replies of its seed's first arm in the cache.
-
-        Raises:
-            BudgetSpent: the budget ran out; the best version so far is in library.yaml.
         """
         from ....memory.lessons.library import Library
         from ....memory.storage.checkpoints import open_checkpoints_async
@@ -318,11 +315,7 @@ class LearningJob:
     # The test
 
     async def _test(self, versions: LibraryVersions, journal: Any, library: str, rows: Any = None) -> list[Rollout]:
-        """The rollouts of the unseen problems under a library, by problem and number; all arms have the same random draws.
-
-        Raises:
-            UserError: some failed for a reason outside of the agent (a server that is down), or all failed.
-        """
+        """The rollouts of the unseen problems under a library, by problem and number; all arms have the same random draws."""
         node, k = self.rollout_node(versions, journal, "test", self.options.test_temperature or 0.0), self.options.test_rollouts
 
         async def one(task: Task, number: int, place: int) -> Rollout:

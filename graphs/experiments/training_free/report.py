@@ -25,12 +25,7 @@ library after the step (None: not measured)."""
 
 
 def learning_report(one: Sweep, table: ResultTable) -> tuple[list[str], list[str]]:
-    """The tables of a sweep that learns before it plays, and notes. Draws the curve of the first arm that learned something.
-
-    Args:
-        one: the sweep.
-        table: its finished runs.
-    """
+    """The tables of a sweep that learns before it plays, and notes. Draws the curve of the first arm that learned something."""
     learned = {
         one.arms[key].label: [read_learning_steps(one.job(key, seed).folder) for seed in one.seeds]
         for key, settings in learning_arms(one.arms).items()

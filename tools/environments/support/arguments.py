@@ -17,13 +17,7 @@ _Item = TypeVar("_Item")
 
 
 def check_settings(owner: str, settings: Iterable[str], known: Sequence[str]) -> None:
-    """Raise a UserError if a setting is not among the known ones.
-
-    Args:
-        owner: what has the settings, for the message, as `hotpot:`.
-        settings: names of the settings that were given.
-        known: names of the settings that there are.
-    """
+    """Raise a UserError if a setting is not among the known ones."""
     for key in settings:
         if key not in known:
             raise UserError(f"{owner} no setting {key!r}; it has {', '.join(known) or 'none'}")
@@ -51,9 +45,6 @@ def pick_task(name: str, splits: Mapping[str, Sequence[_Item]], split: str, seed
         split: the split.
         seed: place in it, from 0.
         note: end of the message if there is no such task.
-
-    Raises:
-        UserError: there is no such split, or no such task in it.
     """
     check_split(name, split, splits)
     items = splits[split]
@@ -70,16 +61,7 @@ def check_actions(name: str, actions: Sequence[str]) -> None:
 
 
 def check_step(name: str, task: Task, step: int, action: object, over: bool, *, empty: bool = False) -> None:
-    """Raise a UserError if the episode was over before an action, or the action is not a text.
-
-    Args:
-        name: the environment's, for messages.
-        task: the episode's task.
-        step: number of the action, from 0.
-        action: the action.
-        over: whether the episode was over before it.
-        empty: whether white space alone is allowed.
-    """
+    """Raise a UserError if the episode was over before an action, or the action is not a text."""
     if over:
         raise UserError(f"{name}: {task.id} was over after {plural(step, 'step')}, got one more action: {action!r}")
     if not isinstance(action, str) or not (empty or action.strip()):

@@ -202,9 +202,6 @@ def read_objects(world: str, path: Path, expected: str) -> list[tuple[str, Any]]
         world: name of the world, for messages.
         path: the file, in UTF-8.
         expected: end of the messages about a damaged file: the layout that was expected.
-
-    Raises:
-        UserError: the file cannot be read, is damaged, or holds nothing.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -233,11 +230,7 @@ def read_objects(world: str, path: Path, expected: str) -> list[tuple[str, Any]]
 
 
 def find_row(world: str, rows: Sequence[_Row], task: Task) -> _Row:
-    """The row of a task, whose seed is its number in the file.
-
-    Raises:
-        UserError: the task is of another file.
-    """
+    """The row of a task, whose seed is its number in the file."""
     if not 0 <= task.seed < len(rows):
         raise UserError(f"{world}: has no task {task.id} (row {task.seed} of {len(rows)})")
     return rows[task.seed]

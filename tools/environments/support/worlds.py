@@ -19,11 +19,7 @@ _SPLITS = ("test", "dev", "train")
 
 
 def split_seed(name: str, seed: int, split: str) -> int:
-    """The seed of a drawn task, which no other split has: 3 * seed, + 1 in dev, + 2 in train.
-
-    Raises:
-        UserError: there is no such split, or the seed is negative.
-    """
+    """The seed of a drawn task, which no other split has: 3 * seed, + 1 in dev, + 2 in train."""
     check_split(name, split)
     if seed < 0:
         raise UserError(f"{name}: task seeds count from 0, got {seed}")
@@ -31,11 +27,7 @@ def split_seed(name: str, seed: int, split: str) -> int:
 
 
 def seed_split(name: str, task: Task) -> tuple[int, str]:
-    """The seed and the split from which `split_seed` made a task's seed.
-
-    Raises:
-        UserError: the task's seed is negative.
-    """
+    """The seed and the split from which `split_seed` made a task's seed."""
     if task.seed < 0:
         raise UserError(f"{name}: has no task {task.id} (seed {task.seed})")
     seed, place = divmod(task.seed, len(_SPLITS))
