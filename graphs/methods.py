@@ -72,6 +72,8 @@ class MethodSettings(Protocol):
     """True if these settings have a model write where the method itself would do without: judge, or sum up."""
     arm: str = "method"
     """The source of the library of lessons (`TrainingFreeGRPO.arm`); `method`: there is no library."""
+    learner: str | None = None
+    """The middleware that learns with an agent (`LearningAgent.learner`), empty without one; None: the method is no agent."""
     library: str = ""
     """The path of a file of lessons to start from."""
     author: str = "rule"

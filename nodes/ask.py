@@ -1,6 +1,6 @@
 """A node that asks a chat model: two pure functions, `messages(state)` and `read(reply, state)`, around one loop.
 
-The loop is a generator that yields messages and receives replies; `invoke` and `ainvoke` differ only in how they wait. A reply
+The loop is a generator that yields messages and receives replies; `drive` and `adrive` differ only in how they wait. A reply
 that cannot be used is asked for again, with the error, and counted (`Usage.unreadable`). After the last try the node records
 that the reply is missing, or raises `BadReply`: no action, score or lesson is ever made up.
 """
@@ -24,6 +24,7 @@ from langchain_core.runnables.utils import Input, Output
 
 from ..memory.errors import UserError
 from ..memory.records import Usage
+from .drive import adrive, drive
 from .prompt import Prompt
 from .read_reply import CutOff, DoubtfulReply, Unreadable, refusal_text, visible_text
 
@@ -111,14 +112,14 @@ class Ask(Runnable[Input, Output]):
     view: Any = field(default=None, repr=False)
     """The view of the state that `messages` shows (nodes/act/policies.py), if it shows one: the node reads what that reads."""
 
-    def _dialogue(self, state: Any) -> Generator[tuple[Messages, bool], Any, dict[str, Any]]:
-        """Yields messages, with False where the reply may not be ended by `stop`, and receives replies."""
+    def _dialogue(self, state: Any) -> Generator[tuple[Messages, dict[str, Any]], Any, dict[str, Any]]:
+        """Yields messages, with the options of their request, and receives replies."""
         known: Any = self.known(state) if self.known else None
         if known is not None:
             return {**known}
         messages, usage, error, may_stop = self.messages(state), Usage(), Unreadable(), True
         for tries in range(1, self.max_tries + 1):
-            reply = yield messages, may_stop
+            reply = yield from self._request(state, messages, may_stop)
             usage += call_usage(messages, reply)
             try:
                 found: Any = self.read(reply, state)
@@ -140,6 +141,20 @@ class Ask(Runnable[Input, Output]):
         found = self.on_bad_reply(bad, state)
         return {**found, "usage": usage + found.get("usage", Usage())}
 
+    def _request(
+        self, state: State, messages: Messages, may_stop: bool
+    ) -> Generator[tuple[Messages, dict[str, Any]], Any, AIMessage]:
+        """Yields a request, and again without what holds the reply to its form if the server refuses that; returns the reply."""
+        options, form = self._options(state, messages), self._form_options(may_stop)
+        try:
+            reply: AIMessage = yield messages, {**options, **form}
+        except Exception as error:
+            if not form or not is_refused_request(error):
+                raise
+            reply = yield messages, options
+            note_refused_options(self.model, form)
+        return reply
+
     def _options(self, state: State, messages: Messages) -> dict[str, Any]:
         """A seed derived from the state, for models that take one per call: the same state gives the same reply."""
         if not getattr(self.model, "seeded", False):
@@ -158,38 +173,10 @@ class Ask(Runnable[Input, Output]):
         return {name: value for name, value in found.items() if name not in refused_options(model)} if found else {}
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        dialogue = self._dialogue(input)
-        reply: Any = None
-        while True:
-            try:
-                messages, may_stop = dialogue.send(reply)
-            except StopIteration as done:
-                return done.value
-            options, form = self._options(input, messages), self._form_options(may_stop)
-            try:
-                reply = self.model.invoke(messages, config, **options, **form)
-            except Exception as error:
-                if not form or not is_refused_request(error):
-                    raise
-                reply = self.model.invoke(messages, config, **options)
-                note_refused_options(self.model, form)
+        return drive(self._dialogue(input), lambda asked, options: self.model.invoke(asked, config, **options))
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        dialogue = self._dialogue(input)
-        reply: Any = None
-        while True:
-            try:
-                messages, may_stop = dialogue.send(reply)
-            except StopIteration as done:
-                return done.value
-            options, form = self._options(input, messages), self._form_options(may_stop)
-            try:
-                reply = await answer(self.model, messages, config, {**options, **form})
-            except Exception as error:
-                if not form or not is_refused_request(error):
-                    raise
-                reply = await answer(self.model, messages, config, options)
-                note_refused_options(self.model, form)
+        return await adrive(self._dialogue(input), lambda asked, options: answer(self.model, asked, config, options))
 
 
 async def answer(model: Any, messages: Messages, config: RunnableConfig | None, options: Mapping[str, Any]) -> Any:

@@ -190,7 +190,7 @@ def _estimate(sweep: Sweep, arm: Arm) -> CostEstimate:
     """The costs of one method over all seeds."""
     options = sweep.options
     if isinstance(options, LearningOptions):
-        if hasattr(arm.settings, "learner"):
+        if getattr(arm.settings, "learner", None) is not None:
             usage = agent_usage(sweep, arm)
         else:
             usage = stage_usage(options, arm, len(sweep.seeds), ledger_usage(sweep.folder, CACHE))

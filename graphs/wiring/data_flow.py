@@ -142,16 +142,16 @@ def writers_in_catalogue(channel: str) -> tuple[str, ...]:
 
 def _mistyped(wiring: Wiring, builder: Builder) -> list[Finding]:
     """The channels whose type a node says to be one, and the state another that shares no value with it."""
-    state, found = type_hints(builder.state_schema), []
+    state, found = type_hints(builder.state_schema), list[Finding]()
     alone = {edge.target for edge in wiring.edges if wiring.kind(edge) == "fan-out"}
     for name in wiring.nodes.keys() - alone:
-        said = [type_hints(schema).items() for schema in node_schemas(unwrap(wiring.nodes[name]))]
-        for channel, hint in {str(item): item for items in said for item in items}.values():
-            held = state.get(channel, Any)
-            if not _starts_empty(builder, channel) and not _overlap(_classes(hint), _classes(held)):
-                told = f"'{name}' takes `{channel}` for {type_name(hint)}, and the state holds {type_name(held)}"
-                found.append(Finding(wiring.lines.get(name, 0), told))
-    return found
+        for schema in node_schemas(unwrap(wiring.nodes[name])):
+            for channel, hint in type_hints(schema).items():
+                held = state.get(channel, Any)
+                if not _starts_empty(builder, channel) and not _overlap(_classes(hint), _classes(held)):
+                    told = f"'{name}' takes `{channel}` for {type_name(hint)}, and the state holds {type_name(held)}"
+                    found.append(Finding(wiring.lines.get(name, 0), told))
+    return list(dict.fromkeys(found))  # what a node reads and writes stands in two schemas
 
 
 def _classes(hint: Any) -> tuple[type, ...]:

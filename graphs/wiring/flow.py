@@ -256,11 +256,10 @@ class UnboundedGraph(CompiledStateGraph[Any, Any, Any, Any]):
         Raises:
             InputError: says what the input is to be.
         """
-        for error in (*map(KeyError, self.builder.schemas[self.builder.input_schema]), TypeError()):
-            self._explain(input, error)
+        self._explain(input)
 
-    def _explain(self, input: Any, error: Exception) -> None:
-        """Raise an `InputError` if the input is the reason of this error."""
+    def _explain(self, input: Any, error: Exception | None = None) -> None:
+        """Raise an `InputError` if the input is wrong, and the reason of this error."""
         if said := input_mistake(self.builder.input_schema, input, error):
             raise InputError(f"{self.name}: {said}") from error
 

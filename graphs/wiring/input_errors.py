@@ -129,13 +129,10 @@ def wrong_parts(node: Any) -> Iterator[str]:
                 yield f"`{one.name}` wants the kind {wanted.__name__}, and the {type(part).__name__} that it got has no `{lacking[0]}`"
 
 
-def input_mistake(schema: Any, given: Any, error: BaseException) -> str:
-    """A sentence about the input if it is the reason of `error`; empty if it is not.
+def input_mistake(schema: Any, given: Any, error: BaseException | None = None) -> str:
+    """A sentence about what a graph's input lacks, or has of another type, as its TypedDict says; empty if all is right.
 
-    Args:
-        schema: the graph's input as a TypedDict; about others nothing is said.
-        given: the input.
-        error: what the graph failed with.
+    With an `error` that the graph failed with, empty as well if the input is not the reason of it.
     """
     if not is_typeddict(schema) or not isinstance(given, Mapping):
         return ""
@@ -145,14 +142,12 @@ def input_mistake(schema: Any, given: Any, error: BaseException) -> str:
     lacking = [name for name in needed if name not in given]
     form = ", ".join(f"{name}: {type_name(wanted[name])}" for name in needed)
     error = error.__cause__ if isinstance(error, InputError) and error.__cause__ else error  # of a node
-    if isinstance(error, KeyError):
-        if not lacking or error.args[:1] not in [(name,) for name in lacking]:
-            return ""
+    if lacking and (error is None or (isinstance(error, KeyError) and error.args[:1] in [(name,) for name in lacking])):
         missing = " and ".join(f"`{name}`" for name in lacking)
         near = {name: did_you_mean(str(name), lacking) for name in given if name not in wanted}
         nearly = next((f"; `{name}` is no channel of it{said}" for name, said in near.items() if said), "")
         return f"the input lacks {missing}; it has {_list(given)}, and is to be {{{form}}}{nearly}"
-    for name, value in given.items():
+    for name, value in given.items() if not isinstance(error, KeyError) else ():
         hint = wanted.get(name)
         if isinstance(hint, type) and not isinstance(value, (hint, int) if hint is float else hint):
             came = f"{type_of(value)} ({value!r:.60})"

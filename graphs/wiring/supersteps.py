@@ -30,6 +30,7 @@ from langgraph.types import Command, Overwrite
 from typing_extensions import is_typeddict
 
 from ...memory.errors import UserError, type_of
+from ...nodes.drive import adrive, drive
 from .arrows import FanOutBranch, Node, Wiring, arrow_label
 from .drawn import read_wiring
 from .flow import recompile
@@ -298,22 +299,10 @@ class _Loop(Runnable[Any, Any]):
                 state[key] = _apply_update(self.channels[key], state, key, value)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        moves, update = self._moves(input), None
-        while True:
-            try:
-                link, state = moves.send(update)
-            except StopIteration as done:
-                return done.value
-            update = link.invoke(state, config)
+        return drive(self._moves(input), lambda link, state: link.invoke(state, config))
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        moves, update = self._moves(input), None
-        while True:
-            try:
-                link, state = moves.send(update)
-            except StopIteration as done:
-                return done.value
-            update = await link.ainvoke(state, config)
+        return await adrive(self._moves(input), lambda link, state: link.ainvoke(state, config))
 
 
 class UncheckpointedGraph(_Loop):

@@ -28,6 +28,9 @@ from .reviews import REJECTED
 
 __all__ = ["Screen", "Suspicion"]
 
+NOTHING_READ = " "
+"""Observation of a step that read nothing. If it were empty, prompts would show the state in its place, with all that tools said."""
+
 _SECRETS = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
     r"|\b(?:sk|pk|rk|ghp|gho|ghs|github_pat|glpat|xox[abprs]|hf)[-_][A-Za-z0-9_-]{16,}|\bAKIA[0-9A-Z]{16}\b|\bAIza[\w-]{35}"
@@ -128,8 +131,7 @@ class Screen:
             return done
         origins = Origins(lambda text: self.suspicion(text) is not None, self.trusted_tools, listed or {})
         told = steps([origins.read(message) for message in messages], text_read, start=start)
-        # Of a step without an observation prompts would show the state, which has all that tools said.
-        kept = [replace(one, action=n.action, observation=n.observation or " ") for one, n in zip(done, told, strict=True)]
+        kept = [replace(one, action=n.action, observation=n.observation or NOTHING_READ) for one, n in zip(done, told, strict=True)]
         return tuple(one for one in kept if not one.action.removeprefix(REJECTED).startswith(FROM_TOOL))
 
     def retell(
@@ -148,7 +150,7 @@ class Screen:
             way = next((way for way in (REPLY, REJECTED) if step.action.startswith(way)), "")
             calls = acted[0].tool_calls if acted else []
             action = "" if not acted else call_text(calls[0]) if calls else str(acted[0].text).removeprefix(way)
-            told = replace(step, state=self.redact(step.state), action=way + action, observation=observation or " ")
+            told = replace(step, state=self.redact(step.state), action=way + action, observation=observation or NOTHING_READ)
             kept.append(None if not acted or action.startswith(FROM_TOOL) else told)
         return kept, asked
 

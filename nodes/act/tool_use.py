@@ -28,6 +28,7 @@ from ...memory.lessons.library import Library
 from ...memory.lessons.versions import LibraryVersions
 from ...memory.records import Task
 from ..ask import Ask, BadReply, text
+from ..drive import adrive, drive
 from ..lesson_prompts import append_lessons, render_lessons, select_lessons
 from ..prompt import Prompt
 from ..read_reply import CutOff, Refusal, Unreadable, answer_text, visible_text
@@ -399,7 +400,7 @@ class UseTools(Runnable[CallsToMake, CallResults]):
     """Characters of a tool's result in the transcript."""
 
     def _play(self, state: CallsToMake) -> Generator[tuple[BaseTool, dict[str, Any]], Any, CallResults]:
-        """A generator that yields a tool with its call, receives the result or error, and returns the channels' update."""
+        """Yields a tool with its call, is sent the result or an error, and returns the channels' update."""
         tools = self.toolset.open_tools(state)
         answers, transcript = list[ToolMessage](), state["transcript"]
         for call in _calls(state["messages"][-1]):
@@ -411,7 +412,12 @@ class UseTools(Runnable[CallsToMake, CallResults]):
                 why = f" ({call['error']})" if call.get("error") else ""
                 came = f"The arguments of {name} cannot be read{why}: they are a JSON object with {_arguments(tools[name])}."
             else:
-                came = yield tools[name], {"name": name, "args": dict(call["args"]), "id": id, "type": "tool_call"}
+                try:
+                    came = yield tools[name], {"name": name, "args": dict(call["args"]), "id": id, "type": "tool_call"}
+                except (UserError, GraphBubbleUp):
+                    raise
+                except Exception as error:
+                    came = error
             message = self._message(came, name, id)
             answers.append(message)
             result = trim_middle(text(message), self.max_transcript_chars)
@@ -433,36 +439,12 @@ class UseTools(Runnable[CallsToMake, CallResults]):
         return ToolMessage(trim_middle(str(came), self.max_output_chars), tool_call_id=id, name=name, status=status)
 
     def invoke(self, input: CallsToMake, config: RunnableConfig | None = None, **kwargs: Any) -> CallResults:
-        play = self._play(input)
         with self.toolset.close_on_error(input["session"]):
-            try:
-                tool, call = next(play)
-                while True:
-                    try:
-                        came: Any = tool.invoke(cast(Any, call), config)
-                    except (UserError, GraphBubbleUp):
-                        raise
-                    except Exception as error:
-                        came = error
-                    tool, call = play.send(came)
-            except StopIteration as done:
-                return cast(CallResults, done.value)
+            return drive(self._play(input), lambda tool, call: tool.invoke(call, config))
 
     async def ainvoke(self, input: CallsToMake, config: RunnableConfig | None = None, **kwargs: Any) -> CallResults:
-        play = self._play(input)
         with self.toolset.close_on_error(input["session"]):
-            try:
-                tool, call = next(play)
-                while True:
-                    try:
-                        came: Any = await tool.ainvoke(cast(Any, call), config)
-                    except (UserError, GraphBubbleUp):
-                        raise
-                    except Exception as error:
-                        came = error
-                    tool, call = play.send(came)
-            except StopIteration as done:
-                return cast(CallResults, done.value)
+            return await adrive(self._play(input), lambda tool, call: tool.ainvoke(call, config))
 
 
 def _arguments(tool: BaseTool) -> str:

@@ -213,7 +213,7 @@ def _item(found: Any) -> Item:
 class StudyAsk(Ask[Input, Output]):
     """An `Ask` whose tokens count as `Usage.studied`, since they belong to no attempt."""
 
-    def _dialogue(self, state: Any) -> Generator[tuple[list[BaseMessage], bool], AIMessage, dict[str, Any]]:
+    def _dialogue(self, state: Any) -> Generator[tuple[list[BaseMessage], dict[str, Any]], Any, dict[str, Any]]:
         found = yield from super()._dialogue(state)
         usage: Usage = found["usage"]
         return {**found, "usage": Usage(studied=usage.input_tokens + usage.output_tokens, unreadable=usage.unreadable)}
