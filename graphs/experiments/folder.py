@@ -38,8 +38,6 @@ from .run_inputs import needs_model
 
 __all__ = ["Job", "Sweep", "claim_folder", "memory_location", "parse_seeds", "read_settings", "read_sweep_settings", "run_stem"]
 
-GROWING = ("episodes", "seeds", "methods")
-"""Settings of a folder that may grow from one command to the next."""
 MOVING = ("base_url", "critic_base_url")
 """Settings of a folder that may change: a server moves, and its answers stay the same."""
 FIRST_DIGEST = "first_digest"

@@ -18,7 +18,7 @@ PAGE = 2
 
 
 def recorded(name: str) -> list[dict[str, Any]]:
-    """The records that a tool's own client has made (tests/factories/record_traces.py)."""
+    """The records that a tool's own client has made (`git show 3b5cbbcb:tests/factories/record_traces.py` is the script)."""
     return [json.loads(line) for line in (RECORDED / f"{name}.jsonl").read_text().splitlines()]
 
 
