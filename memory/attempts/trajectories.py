@@ -99,9 +99,6 @@ def return_to_go(trajectory: Trajectory, step: int, gamma: float = 1.0) -> float
         trajectory: the attempt.
         step: t, from 0.
         gamma: the discount, in [0, 1].
-
-    Raises:
-        BadMemory: the trajectory has no such step.
     """
     if not 0 <= step < len(trajectory.transitions):
         raise BadMemory(f"trajectory '{trajectory.id}' has {len(trajectory.transitions)} steps, asked for step {step}")
@@ -331,9 +328,6 @@ class Trajectories:
 
         Returns:
             The precedents; empty if there is none.
-
-        Raises:
-            BadMemory: an argument is out of range.
         """
         min_similarity = self.similarity.default_floor if min_similarity is None else min_similarity
         self._check_query(k, kind, min_similarity, per_trajectory)
@@ -358,11 +352,7 @@ class Trajectories:
             raise BadMemory(f"precedents of the kind {kind!r}: there are {', '.join(get_args(OutcomeFilter))}")
 
     def trajectory(self, id: str) -> Trajectory:
-        """The trajectory with this id.
-
-        Raises:
-            BadMemory: there is none.
-        """
+        """The trajectory with this id."""
         with self._lock:
             return self._kept[self._place(id)].trajectory
 

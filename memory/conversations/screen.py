@@ -131,7 +131,9 @@ class Screen:
             return done
         origins = Origins(lambda text: self.suspicion(text) is not None, self.trusted_tools, listed or {})
         told = steps([origins.read(message) for message in messages], text_read, start=start)
-        kept = [replace(one, action=n.action, observation=n.observation or NOTHING_READ) for one, n in zip(done, told, strict=True)]
+        kept = [
+            replace(one, action=n.action, observation=n.observation or NOTHING_READ) for one, n in zip(done, told, strict=True)
+        ]
         return tuple(one for one in kept if not one.action.removeprefix(REJECTED).startswith(FROM_TOOL))
 
     def retell(

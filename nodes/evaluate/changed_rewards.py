@@ -43,9 +43,6 @@ def shift_judge(journal: Journal, text: str) -> ChangedRewards:
     Args:
         journal: holds the attempt.
         text: the constant, in the world's units.
-
-    Raises:
-        UserError: it is no finite number.
     """
     try:
         constant = float(text)

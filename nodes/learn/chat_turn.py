@@ -101,11 +101,7 @@ class Engine(Protocol):
         ...
 
     async def vitals(self) -> dict[str, float]:
-        """A sign of life from the model itself: `waiting` and `running` replies, and what else it counts.
-
-        Raises:
-            UserError: it does not answer.
-        """
+        """A sign of life from the model itself: `waiting` and `running` replies, and what else it counts."""
         ...
 
     async def close(self) -> None:

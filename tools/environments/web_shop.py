@@ -557,11 +557,7 @@ class WebShop(TurnWorld[Page]):
         return Task(f"webshop-{split}-{seed}", goal.instruction or f"buy {goal.text}", number)
 
     def goal(self, task: Task) -> Goal:
-        """The goal of a task.
-
-        Raises:
-            UserError: the task is of another shop.
-        """
+        """The goal of a task."""
         if not 0 <= task.seed < len(self.shop.goals):
             raise UserError(f"{self.name}: has no task {task.id} (goal {task.seed} of {len(self.shop.goals)})")
         return self.shop.goals[task.seed]

@@ -580,9 +580,6 @@ class InProcessLearner(LabelledLearner):
         settings: see `LoRATrainer`.
         scratch: see `LabelledLearner`.
         threads: of the model, if it is opened here.
-
-    Raises:
-        UserError: the model does not run in this process.
     """
 
     def __init__(

@@ -137,11 +137,7 @@ class VersionFiles:
         optimizer: torch.optim.Optimizer,
         critic: torch.nn.Module | None,
     ) -> None:
-        """Write a version's files into an empty folder.
-
-        Raises:
-            UserError: a file cannot be written.
-        """
+        """Write a version's files into an empty folder."""
         try:
             (folder / CONFIG_FILE).write_bytes(self.config)
             save_file(

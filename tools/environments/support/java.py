@@ -38,9 +38,6 @@ class Java:
             constants: the module with the path of the game's archive, e.g. `textworld_express.constants`.
             install: the command that installs what the game needs, for messages.
             options: further command line options of Java.
-
-        Raises:
-            UserError: the package is not installed, or there is no Java that starts.
         """
         try:
             # py4j and the games carry no type information: imported by name.

@@ -136,11 +136,7 @@ class QuestionFile(VerifiedAnswer):
         return len(self._splits.get(split, ()))
 
     def question(self, task: Task) -> Question:
-        """The question of a task.
-
-        Raises:
-            UserError: the task is of another source.
-        """
+        """The question of a task."""
         return find_row(self.name, self.questions, task)
 
     def _statement(self, task: Task) -> str:

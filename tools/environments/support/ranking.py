@@ -30,9 +30,6 @@ class Ranking:
     Args:
         texts: the texts to search.
         owner: name of the environment or tool, for messages.
-
-    Raises:
-        UserError: `bm25s` is not installed.
     """
 
     def __init__(self, texts: Sequence[str], owner: str) -> None:

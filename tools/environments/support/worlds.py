@@ -111,11 +111,7 @@ class LiveWorld(World):
         """A new game of a task, and its first observation."""
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
-        """The observation after these actions; its reward is that of the last one.
-
-        Raises:
-            UserError: an action is no text or not admissible, the episode was over before it, or a game died twice.
-        """
+        """The observation after these actions; its reward is that of the last one."""
         return self._live.observe(task, actions)
 
     def close(self) -> None:
@@ -152,11 +148,7 @@ class TurnWorld(Solvable, Generic[TurnType]):
         """The turn after an action."""
 
     def turn(self, task: Task, actions: Sequence[str]) -> TurnType:
-        """The turn after these actions, which `observe` shows.
-
-        Raises:
-            UserError: as `observe`.
-        """
+        """The turn after these actions, which `observe` shows."""
         check_actions(self.name, actions)
         turn = self._turns(task.seed, ())
         for step, action in enumerate(actions):

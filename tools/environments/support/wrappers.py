@@ -43,9 +43,6 @@ class WorldToGiveUp(_WrappedWorld):
     Args:
         world: the world.
         text: the setting's value, `true`.
-
-    Raises:
-        UserError: the value is another, or the world takes written answers and lists no actions.
     """
 
     def __init__(self, world: Any, text: str) -> None:
@@ -70,9 +67,6 @@ class WorldWithPrior(_WrappedWorld):
     Args:
         world: a world with a known solution (`gold`).
         text: the setting's value, `right-P` or `wrong-P`, with the probability P of the prior's action.
-
-    Raises:
-        UserError: the value reads otherwise, or the world has no known solution.
     """
 
     def __init__(self, world: Any, text: str) -> None:
