@@ -136,13 +136,6 @@ def trained_nodes(
 ) -> dict[str, Node]:
     """The nodes of an episode that is played with a version of the adapter and may end in a training.
 
-    Args:
-        inputs: environment, journal and policy.
-        settings: how weights are trained.
-        make_trainer: makes the trainer of the model's weights.
-        log: the log of attempts and trainings.
-        make_train: makes the node `train`, which alone differs from method to method.
-
     Raises:
         NoWeightsError: the model that plays has no weights here.
     """

@@ -29,12 +29,7 @@ __all__ = ["BackgroundServer", "start_server"]
 
 
 class BackgroundServer:
-    """A running service. `with` closes it at the end, `close` does so by hand. It also ends with the process; nothing is lost then.
-
-    Args:
-        options: as of `learngraph serve`.
-        settings: of the method.
-    """
+    """A running service. `with` closes it at the end, `close` does so by hand. It also ends with the process; nothing is lost then."""
 
     def __init__(self, options: ServeOptions, settings: CLaaS) -> None:
         self.api_key: str = options.api_key[0] if options.api_key else ""

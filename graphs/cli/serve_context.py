@@ -22,13 +22,6 @@ PROVIDER_SECONDS = 60.0
 def build_context_service(options: ServeOptions, settings: CLaaS, replay: Replay, root: Path, name: str) -> ContextService:
     """The service without its web server.
 
-    Args:
-        options: of the service.
-        settings: those of weights that learn, of which none may be given.
-        replay: the buffer of all tenants.
-        root: a folder for the names of adapters.
-        name: the model's public name.
-
     Raises:
         UserError: as of `context_base`; or there is no such graph, or the model cannot be opened.
     """

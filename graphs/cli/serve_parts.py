@@ -26,13 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class ServeParts:
-    """Opens what a service is made of.
-
-    Args:
-        options: of the service.
-        settings: of the method.
-        service: the service, once it is made.
-    """
+    """Opens what a service is made of."""
 
     def __init__(self, options: ServeOptions, settings: CLaaS, service: Callable[[], Service]) -> None:
         self._options = options

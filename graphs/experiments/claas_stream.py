@@ -384,15 +384,7 @@ def _attacker(name: str, seed: int) -> Callable[[Challenge, Sequence[HierarchyTu
 
 
 def play_stream(stream: Stream, name: str, folder: Path, workers: int, engine: str = "processes") -> str:
-    """Play the trials of a stream that its folder does not hold yet, and return the tables.
-
-    Args:
-        stream: its arms and trials.
-        name: its name, which the folder keeps.
-        folder: holds the trials; the same call goes on with what was killed.
-        workers: processes that work at the same time, each with one thread.
-        engine: as for `run_workers`.
-    """
+    """Play the trials of a stream that its folder does not hold yet, and return the tables."""
     jobs, path = stream.jobs(), folder / "trials.jsonl"
     with claim_folder(folder, {"bench": name}), environment_defaults(OMP_NUM_THREADS="1"):
         missing = [(job, path) for job, trial in zip(jobs, _read_trials(path, jobs), strict=True) if trial is None]

@@ -277,11 +277,6 @@ def draw_cost_curves(attempts: Methods, title: str, paths: Sequence[Path]) -> No
 
     Each curve is the mean over seeds. With up to three methods, bands are its 95 % intervals over seeds. A method that spends nothing
     (without a model) has no curve over tokens.
-
-    Args:
-        attempts: for each method its results, one per seed.
-        title: text above the picture.
-        paths: files to write; the suffix gives the format (.png, .svg).
     """
     costs = [cost for cost in COSTS if any(all(costs_so_far(a, cost) for a in seeds) for seeds in attempts)]
     columns = ["rounds", *costs]

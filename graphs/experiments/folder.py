@@ -361,10 +361,6 @@ def _differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
 def claim_folder(folder: Path, settings: Mapping[str, Any]) -> Iterator[None]:
     """Lock a run folder while the context lasts, and make it if it is missing. An error before anything is played leaves none.
 
-    Args:
-        folder: the folder.
-        settings: the settings of its runs, as JSON values.
-
     Raises:
         UserError: another process works in the folder, or the folder belongs to runs with other settings.
     """

@@ -240,16 +240,7 @@ def run_graph(
     *,
     walked: bool = False,
 ) -> Any:
-    """The graph of a whole run: episodes of the method, one after the other.
-
-    Args:
-        job: which run.
-        environment: the world.
-        files: where it reads and writes (`RunFiles`).
-        model: the model; None where none is asked.
-        make_trainer: makes a trainer of the model's weights.
-        walked: whether it pauses before every node, which costs speed.
-    """
+    """The graph of a whole run: episodes of the method, one after the other. `walked`: it pauses before every node, which costs speed."""
     from ..wiring import run
     from ..wiring.supersteps import UncheckpointedGraph, merge_steps
 

@@ -192,11 +192,6 @@ def _collect_results(
 ) -> tuple[list[Any], list[int]]:
     """Wait for all parts of some work, and call `tick` several times a second meanwhile.
 
-    Args:
-        numbers: the future of each part -> its number.
-        died: the error of a part whose process was killed.
-        tick: called at each turn.
-
     Returns:
         The results of the parts, in the order in which they ended, and the numbers of those whose process was killed, sorted.
     """

@@ -18,11 +18,7 @@ __all__ = ["ProgressRow", "ScoreFollower", "say", "show"]
 
 
 class ScoreFollower:
-    """Reads the scores and the costs of a run while another process writes them.
-
-    Args:
-        folder: the folder of the run.
-    """
+    """Reads the scores and the costs of a run while another process writes them."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "episodes.jsonl"

@@ -51,16 +51,7 @@ def loads_model(arm: Arm, options: RunOptions) -> bool:
 def make_method_inputs(
     options: RunOptions, environment: Any, model: Any, journal: Any, method: Any = None, judging: Any = None
 ) -> Any:
-    """The `MethodInputs` that a method's graph is built from.
-
-    Args:
-        options: the options of the run.
-        environment: the world.
-        model: the model; None where no method needs one.
-        journal: the log of steps.
-        method: the method; None for any that asks a model for logits.
-        judging: the model that judges; the same if not given.
-    """
+    """The `MethodInputs` that a method's graph is built from."""
     from ...nodes.act.policies import logprobs_policy, verbalized_policy
     from ..wiring.inputs import DEFAULT_WINDOW, MethodInputs, split_fields, uniform_policy
 

@@ -39,11 +39,6 @@ __all__ = ["make_stages"]
 def make_stages(sweep: Sweep, names: Iterable[str], play: Callable[[Sweep], None]) -> None:
     """Make the banks and the models of a sweep's methods, as far as they are not there.
 
-    Args:
-        sweep: the runs that need them.
-        names: its methods that are to be played.
-        play: plays another sweep to its end.
-
     Raises:
         UserError: there is no such method, world or walkthrough, or nothing to learn from.
     """

@@ -202,11 +202,7 @@ class Trajectories:
         return make_table(repr(self), head, rows, len(found))
 
     def recall_table(self, key: str, k: int = 10, **filters: Any) -> Table:
-        """A table of what a search would find, and why: similarity, return from that step on, and age in trajectories.
-
-        Args:
-            key, k, filters: as for `search`.
-        """
+        """A table of what a search would find, and why: similarity, return from that step on, and age in trajectories."""
         found = self.search(key, k, **filters)
         ages = {one.id: number for number, one in enumerate(reversed(list(self)))}
         rows = []

@@ -189,10 +189,6 @@ class Origins:
         """The words in place of a text that a tool has said, and no user before; empty if there is no such tool.
 
         A word such as `express` may be the agent's own choice; it is the tool's if an order has it, or a text that names the call too.
-
-        Args:
-            text: a value of a call, or words of the agent.
-            words: those of the call's name.
         """
         key = _plain(text).strip(" .,:!?")
         if not key or _has(self._asked, key):

@@ -234,11 +234,7 @@ class Experiences:
         return make_table(repr(self), head, rows, len(found))
 
     def recall_table(self, state: str, k: int = 10, threshold: float = 0.0, **scope: Unpack[ExperienceScope]) -> Table:
-        """A table of what would be recalled in a state, and why: similarity, visits, mean return, and age in episodes.
-
-        Args:
-            state, k, threshold, scope: as for `neighbours`.
-        """
+        """A table of what would be recalled in a state, and why: similarity, visits, mean return, and age in episodes."""
         found = self.neighbours(state, k, threshold, **scope)
         with self._lock:
             ages = {id: number for number, id in enumerate(reversed(self._episodes))}

@@ -38,12 +38,7 @@ class ChangedRewards:
 
 
 def shift_judge(journal: Journal, text: str) -> ChangedRewards:
-    """Add a constant to every reward.
-
-    Args:
-        journal: holds the attempt.
-        text: the constant, in the world's units.
-    """
+    """Add a constant to every reward."""
     try:
         constant = float(text)
     except ValueError:

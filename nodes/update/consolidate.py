@@ -275,12 +275,7 @@ class ReviseLibrary(Runnable[ComparisonsOfStep, ProposedVersion]):
 
 
 def _leave_out(decision: EditDecision, reasons: Mapping[int, str]) -> EditDecision:
-    """The decision without some of its edits, which get a ruling, as do the groups' edits that went into them.
-
-    Args:
-        decision: the decision.
-        reasons: `id` of an edit that is left out -> the reason.
-    """
+    """The decision without some of its edits, which get a ruling, as do the groups' edits that went into them."""
     if not reasons:
         return decision
     return replace(
@@ -329,15 +324,7 @@ def contested_lessons(critic: Critic, state: ComparisonsOfStep) -> list[str]:
 def _by_code(
     state: ComparisonsOfStep, library: Library, why: str = "the groups' edits, by code", note: str = "", from_code: bool = False
 ) -> EditDecision:
-    """The decision by code. A lesson without an edit goes if its votes against it outnumber those for it by two or more.
-
-    Args:
-        state: the step, with the edits of its groups.
-        library: the library with the votes of the step.
-        why: the way in which the decision was made.
-        note: text that is added to every ruling.
-        from_code: see `resolve_conflicts`.
-    """
+    """The decision by code. A lesson without an edit goes if its votes against it outnumber those for it by two or more."""
     proposed = all_edits(state)
     named = {id for edit in proposed for id in edit.lessons}
     voted = {id for one in state["comparisons"] for id, vote in one.votes if vote < 0}

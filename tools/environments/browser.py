@@ -103,12 +103,7 @@ class WebPages:
 
 
 class BrowserWorld(WebPages, LiveWorld):
-    """A world in a browser.
-
-    Args:
-        name: its name.
-        horizon: number of steps after which an episode ends.
-    """
+    """A world in a browser."""
 
     solved = 1.0
 

@@ -98,11 +98,6 @@ def _suggest(page: str, known: Sequence[str]) -> str:
 class MiniWob(BrowserWorld):
     """A task of MiniWoB++.
 
-    Args:
-        page: the task's name, such as `click-test-2`.
-        settings: none are known.
-        horizon: number of steps after which an episode ends, with 0.
-
     Raises:
         UserError: there is no such task, or the package is not installed.
     """

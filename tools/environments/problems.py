@@ -127,12 +127,7 @@ def _bare(text: str) -> str:
 
 
 class Problems(QuestionFile):
-    """An environment of math problems.
-
-    Args:
-        settings: those of `QuestionFile`.
-        horizon: at least 1; the written solution ends the episode.
-    """
+    """An environment of math problems."""
 
     workers: Workers
     asked = "a solution with its final answer in \\boxed{}"

@@ -96,12 +96,7 @@ def written_answer(reply: str) -> str | None:
 
 
 class Questions(QuestionFile):
-    """An environment of questions with one written answer each.
-
-    Args:
-        settings: those of `QuestionFile`, and `score`.
-        horizon: at least 1; the reply ends the episode.
-    """
+    """An environment of questions with one written answer each."""
 
     asked = "an answer between <answer> and </answer>"
     missing = "no answer: it belongs between <answer> and </answer>"

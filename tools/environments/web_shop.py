@@ -192,13 +192,7 @@ def _said(product: Product) -> str:
 
 
 def reward(bought: Product, chosen: Mapping[str, str], goal: Goal) -> float:
-    """The reward of a purchase, in [0, 1]; see the head of this file.
-
-    Args:
-        bought: the product.
-        chosen: its options by name.
-        goal: what was wanted.
-    """
+    """The reward of a purchase, in [0, 1]; see the head of this file."""
     met = matched_attribute_count(bought, goal.attributes)
     met += matched_option_count(bought, chosen, [value for _, value in goal.options])
     met += bought.price_with_options(chosen) <= goal.price_cap
@@ -274,10 +268,6 @@ class PageElement:
 
 class Shop:
     """The products, the goals and the pages of a shop, without episodes and steps.
-
-    Args:
-        products: the catalogue.
-        goals: what customers want.
 
     Raises:
         UserError: two things on a page could be clicked by the same text (in lower case), or a goal's product is not for sale.

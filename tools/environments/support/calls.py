@@ -53,10 +53,6 @@ class Call:
 def read_call(text: str, tools: Mapping[str, ToolDescription]) -> Call:
     """Read the text of a call. Arguments without a name are given those of the tool's parameters, in order.
 
-    Args:
-        text: the call, as `name(argument='value')`.
-        tools: the tools that there are, by name.
-
     Raises:
         UnreadableCall: it is no call, its tool does not exist, or an argument is unknown or no literal.
     """

@@ -25,12 +25,7 @@ def words(text: str) -> list[str]:
 
 
 class Ranking:
-    """An index of texts for BM25 search; safe to share between threads.
-
-    Args:
-        texts: the texts to search.
-        owner: name of the environment or tool, for messages.
-    """
+    """An index of texts for BM25 search; safe to share between threads."""
 
     def __init__(self, texts: Sequence[str], owner: str) -> None:
         try:
@@ -45,12 +40,7 @@ class Ranking:
             self._index.index((numbers, dict(self._known)), show_progress=False)
 
     def top_places(self, query: str, count: int) -> list[int]:
-        """The numbers of the texts that share a word with the query, best first.
-
-        Args:
-            query: any text; a word that stands in it twice counts once.
-            count: highest number of results.
-        """
+        """The numbers of the texts that share a word with the query, best first."""
         asked = [word for word in dict.fromkeys(words(query)) if word in self._known]
         if not asked:
             return []

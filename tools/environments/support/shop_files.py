@@ -27,10 +27,6 @@ _USUAL_PRICE = 10_000
 def read_catalogue(path: Path, buttons: Collection[str]) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """The fields of each product of a file, and of its goals (tools/environments/web_shop.py).
 
-    Args:
-        path: the file of the products.
-        buttons: texts to click that options may not have.
-
     Raises:
         UserError: a file is missing or has another layout; says which is needed.
     """

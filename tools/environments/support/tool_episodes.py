@@ -21,12 +21,7 @@ __all__ = ["ToolEpisode"]
 
 
 class ToolEpisode:
-    """An episode that an agent plays by tool calls and messages. Calls made at the same time are carried out one by one.
-
-    Args:
-        environment: a `ToolWorld`: tau2-bench or BFCL.
-        task: one of its tasks.
-    """
+    """An episode that an agent plays by tool calls and messages. Calls made at the same time are carried out one by one."""
 
     def __init__(self, environment: Any, task: Task) -> None:
         self.environment = environment

@@ -63,10 +63,6 @@ class Workers:
     def ask(self, what: str, **job: Any) -> Any:
         """Send one job to a worker and return its result; blocks until it is done.
 
-        Args:
-            what: name of the job in `answer_worker.py`.
-            job: arguments of the job, as JSON values.
-
         Raises:
             Unverified: the job raised or took too long, or no process could be started.
         """

@@ -77,15 +77,7 @@ class PageLog:
     done: list[WebAction] = field(default_factory=list)
 
     def write(self, kind: str, task: str, text: str, *, notice: str = "", taken: WebAction | None = None) -> str:
-        """The text that an agent sees after a step: five lines with names, then the page.
-
-        Args:
-            kind: the kind of the page that is there now.
-            task: what is wanted.
-            text: the page.
-            notice: what went wrong or happened beside the step.
-            taken: the action that was done.
-        """
+        """The text that an agent sees after a step: five lines with names, then the page."""
         if taken is not None:
             self.done.append(taken)
         if self.kind and kind != self.kind:

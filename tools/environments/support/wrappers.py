@@ -38,12 +38,7 @@ class _WrappedWorld:
 
 
 class WorldToGiveUp(_WrappedWorld):
-    """The world itself, with `GIVE_UP` among the actions of every state that lists its actions.
-
-    Args:
-        world: the world.
-        text: the setting's value, `true`.
-    """
+    """The world itself, with `GIVE_UP` among the actions of every state that lists its actions."""
 
     def __init__(self, world: Any, text: str) -> None:
         super().__init__(world)
