@@ -70,7 +70,6 @@ class MemoryIndex(Protocol):
 
     def add(self, trajectory: Trajectory, /) -> None:
         """Take in a rated stretch of a conversation; one with a known id takes the place of the former."""
-        ...
 
 
 Index = TypeVar("Index", bound=MemoryIndex)

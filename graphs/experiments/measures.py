@@ -171,7 +171,7 @@ METRICS: Mapping[str, Metric] = {
     ),
     "cross-task": Metric(
         "hits from other tasks",
-        lambda run, _: run.hits_elsewhere / run.hits if run.hits else None,
+        lambda run, _: run.look_ups.hits_elsewhere / run.look_ups.hits if run.look_ups.hits else None,
         ".1%",
         about="Share of the recalled visits that were made in other tasks (JitRL's Table 6); none where nothing was recalled.",
     ),

@@ -85,10 +85,11 @@ def _empty_look_ups(arms: Arms) -> list[str]:
     """One line for each method whose memory held nothing alike at some steps."""
     lines = []
     for arm, runs in arms.items():
-        if empty := sum(run.empty_look_ups for run in runs):
-            nearest = max((run.nearest_miss for run in runs if run.nearest_miss is not None), default=None)
+        found = [run.look_ups for run in runs]
+        if empty := sum(one.empty for one in found):
+            nearest = max((one.nearest_miss for one in found if one.nearest_miss is not None), default=None)
             near = "" if nearest is None else f"; what was nearest there had a similarity of {nearest:.2f} at most"
-            all_of_them = sum(run.look_ups for run in runs)
+            all_of_them = sum(one.steps for one in found)
             lines.append(
                 f"{arm} found nothing alike in its memory at {empty:,} of {all_of_them:,} steps after the first episode{near}"
             )

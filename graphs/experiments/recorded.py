@@ -333,9 +333,9 @@ def steps_to(steps: Mapping[str, Mapping[str, Any]], head: str) -> list[Mapping[
 class LookUps(NamedTuple):
     """The look-ups in a run's episodes after its first, in which there is nothing to find."""
 
-    steps: int
+    steps: int = 0
     """Steps that looked something up."""
-    empty: int
+    empty: int = 0
     """Those that found nothing."""
     nearest_miss: float | None = None
     """The greatest similarity among what was not similar enough for them, where the method notes it."""

@@ -14,7 +14,7 @@ from typing import Any
 from ...memory.errors import UserError, plural
 from .costs import RunWork, run_usage, run_work
 from .folder import Job
-from .recorded import read_rows, read_steps
+from .recorded import LookUps, read_rows, read_steps
 
 __all__ = ["SeedResult"]
 
@@ -59,16 +59,8 @@ class SeedResult:
     """Yes-or-no decisions that could not be parsed and were taken as no."""
     studied: int = 0
     """Tokens spent on reading a bank before the first attempt; not part of `tokens`."""
-    look_ups: int = 0
-    """Steps after the first episode that looked something up in memory, where the method notes it."""
-    empty_look_ups: int = 0
-    """Those that found nothing."""
-    nearest_miss: float | None = None
-    """The greatest similarity among what was not similar enough for them, where the method notes it."""
-    hits: int = 0
-    """Remembered visits that all its look-ups found, where the method notes it."""
-    hits_elsewhere: int = 0
-    """Those that were made in other tasks."""
+    look_ups: LookUps = field(default_factory=LookUps)
+    """What its steps looked up in memory, where the method notes it."""
     unreadable: int = 0
     """Replies of the model that could not be used and were asked for again."""
     lost_steps: int = 0
@@ -159,7 +151,7 @@ def read_result(job: Job) -> SeedResult:
     has_judge = job.options.judge != "environment" or getattr(job.arm.settings, "needs_writer", False)
     is_judged = has_judge and any(value != row["score"] for value, row in zip(earned, rows, strict=True))
     usage, studied = run_usage(job.folder, rows), sum(row.get("studied", 0) for row in rows)
-    found, times = read_steps(job.folder, rows).look_ups, job.folder / "seconds.jsonl"
+    times = job.folder / "seconds.jsonl"
     seconds = {row["id"]: row["seconds"] for row in read_rows(times)} if times.exists() else {}
     return SeedResult(
         method=job.arm.name,
@@ -186,11 +178,7 @@ def read_result(job: Job) -> SeedResult:
         refreshes=tuple(row.get("refreshes", 0) for row in rows),
         malformed=sum(row.get("malformed", 0) for row in rows),
         studied=studied,
-        look_ups=found.steps,
-        empty_look_ups=found.empty,
-        nearest_miss=found.nearest_miss,
-        hits=found.hits,
-        hits_elsewhere=found.hits_elsewhere,
+        look_ups=read_steps(job.folder, rows).look_ups,
         unreadable=sum(row.get("unreadable", 0) for row in rows),
         lost_steps=sum(row.get("lost_steps", 0) for row in rows),
         causes={

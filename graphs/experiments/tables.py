@@ -232,9 +232,10 @@ def as_objects(table: ResultTable) -> list[dict[str, Any]]:
 
 def _totals(runs: Sequence[SeedResult]) -> dict[str, int]:
     """Counts over all runs of a method."""
-    names = ("calls", "input_tokens", "output_tokens", "studied", "look_ups", "empty_look_ups", "unreadable", "lost_steps")
+    names = ("calls", "input_tokens", "output_tokens", "studied", "unreadable", "lost_steps")
     unused = sum(max(0, run.tokens - run.episode_tokens) for run in runs if run.calls)
     counts = {name: sum(getattr(run, name) for run in runs) for name in names}
+    counts |= {"look_ups": sum(run.look_ups.steps for run in runs), "empty_look_ups": sum(run.look_ups.empty for run in runs)}
     return counts | {"unused_tokens": unused, "played": sum(len(run.scores) for run in runs)}
 
 

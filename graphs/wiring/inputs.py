@@ -119,11 +119,9 @@ class ScoringModel(Scorer, Protocol):
     @property
     def window(self) -> int:
         """Tokens of its longest prompt and reply together."""
-        ...
 
     def get_num_tokens(self, text: str) -> int:
         """Tokens of a text."""
-        ...
 
 
 @dataclass(frozen=True)

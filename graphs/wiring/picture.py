@@ -51,16 +51,13 @@ class Position(Protocol):
     @property
     def here(self) -> Graph:
         """The graph in which it is."""
-        ...
 
     @property
     def next(self) -> tuple[str, ...]:
         """The nodes about to run."""
-        ...
 
     def passes(self) -> Mapping[tuple[str, str], int]:
         """(from, to) -> how often that arrow was taken; the ends are START and END."""
-        ...
 
 
 class NotebookDrawing(ABC):

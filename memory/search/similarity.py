@@ -397,7 +397,6 @@ class KeyRows(Protocol):
 
         `among`: (rows,), False for each row to leave out; None leaves none out.
         """
-        ...
 
 
 class Similarity(Protocol):
@@ -419,7 +418,6 @@ class Similarity(Protocol):
 
     def read(self, texts: Sequence[str], /) -> Sequence[Any]:
         """Each stored text in the form that is compared. All slow work happens here; safe to call from several threads."""
-        ...
 
     def read_query(self, text: str, /) -> Any:
         """A text that is searched for, in that form."""
@@ -427,7 +425,6 @@ class Similarity(Protocol):
 
     def rows(self) -> KeyRows:
         """An empty table of rows."""
-        ...
 
 
 @dataclass(frozen=True)

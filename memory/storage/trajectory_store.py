@@ -18,7 +18,6 @@ class TrajectoryStore(Protocol):
 
     def all(self) -> Iterable[Trajectory]:
         """All stored trajectories, oldest first."""
-        ...
 
     def delete(self, ids: Iterable[str], /) -> None:
         """Delete the trajectories with these ids."""

@@ -48,15 +48,12 @@ class Environment(Protocol):
     @property
     def name(self) -> str:
         """The domain of its tasks, e.g. `twx:coin`."""
-        ...
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
         """The observation after these actions; its `reward` is that of the last one."""
-        ...
 
     def abstract(self, observation: Observation) -> str:
         """The state key of an observation: JitRL's s = Abstract(o)."""
-        ...
 
 
 class WorldWithoutVerdicts:

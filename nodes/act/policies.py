@@ -84,7 +84,6 @@ class Scorer(Protocol):
 
     def score(self, messages: Sequence[BaseMessage], options: Sequence[str]) -> Sequence[float]:
         """Log-probabilities in nats, one per option."""
-        ...
 
 
 class ShownEpisode(TaskChannel, ObservationChannel, HeadChannel):

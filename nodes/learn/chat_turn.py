@@ -58,18 +58,15 @@ class Engine(Protocol):
     @property
     def base(self) -> str:
         """Fingerprint of the base model, its tokenizer and chat template."""
-        ...
 
     @property
     def window(self) -> int:
         """Largest number of tokens of prompt and reply together."""
-        ...
 
     @property
     def features(self) -> frozenset[str]:
         """Optional request features that it supports: of `tools`, `tool_choice`, `response_format`, `logit_bias`, `presence_penalty`,
         `frequency_penalty`, `raw`."""
-        ...
 
     def stream(self, request: ChatRequest, version: str = "", tenant: str = "") -> AsyncIterator[Piece | Reply]:
         """Pieces of the reply as they are generated, and then the whole reply. Closing the iterator cancels the generation.
@@ -82,7 +79,6 @@ class Engine(Protocol):
         Raises:
             UserError: no such version is loaded; the prompt is longer than the window; an unsupported option.
         """
-        ...
 
     async def load(self, version: str, folder: Path) -> None:
         """Load a version beside the others, under its label; running requests go on. A second call has no effect.
@@ -90,23 +86,18 @@ class Engine(Protocol):
         Raises:
             UserError: it is an adapter of another base model, or corrupt.
         """
-        ...
 
     async def unload(self, version: str) -> None:
         """Unload a version when the requests on it have ended."""
-        ...
 
     def loaded_versions(self) -> tuple[str, ...]:
         """Labels of the loaded versions, without the base model's."""
-        ...
 
     async def vitals(self) -> dict[str, float]:
         """A sign of life from the model itself: `waiting` and `running` replies, and what else it counts."""
-        ...
 
     async def close(self) -> None:
         """Cancel running requests and free the model."""
-        ...
 
 
 class Route(Protocol):

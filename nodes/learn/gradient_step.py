@@ -79,11 +79,9 @@ class AdapterLearner(Protocol):
     @property
     def base(self) -> str:
         """Fingerprint of the base model."""
-        ...
 
     def correct(self, batch: Minibatch) -> Correction:
         """Importance weights' statistics of a minibatch, log pi_old against log mu, and which exchanges can be learned from."""
-        ...
 
     def step(self, batch: Minibatch, correction: Correction) -> Update:
         """One gradient step from the minibatch's parent. The new version is on disk when this returns.
@@ -91,11 +89,9 @@ class AdapterLearner(Protocol):
         Raises:
             UserError: nothing can be learned from this minibatch, however often it is tried.
         """
-        ...
 
     def measure(self, label: str, exchanges: Sequence[Exchange]) -> Measured:
         """Log-probabilities, entropy and KL of a version (empty label: the base model) on the replies of exchanges."""
-        ...
 
 
 def is_gate_due(versions: Adapters, label: str, gate_every: int) -> bool:

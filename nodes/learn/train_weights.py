@@ -41,23 +41,18 @@ class WeightTrainer(Protocol):
 
     def use(self, version: str) -> None:
         """Have the model answer with a version; empty: the base model."""
-        ...
 
     def imitate(self, parent: str, version: str, attempts: Sequence[PlayedAttempt], seed: int) -> TrainingReport:
         """Learn the actions of these attempts. The new version is on the disk when this returns."""
-        ...
 
     def reinforce(self, parent: str, version: str, attempts: Sequence[PlayedAttempt], seed: int) -> TrainingReport:
         """Learn from a group of attempts at one task by their returns. The new version is on the disk when this returns."""
-        ...
 
     def perplexities(self, version: str, attempts: Sequence[PlayedAttempt]) -> list[float]:
         """exp of minus the mean log-probability of the tokens of each attempt's actions, under a version."""
-        ...
 
     def keep(self, versions: Collection[str]) -> None:
         """Delete all versions but these."""
-        ...
 
 
 class PromptingPolicy(Protocol):

@@ -63,7 +63,6 @@ class CodeRunner(Protocol):
 
     def __call__(self, code: str, /) -> tuple[str, bool]:
         """The printed text, or the error; True if the code ran to its end."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,6 @@ class Answers(Protocol):
             UserError: it cannot be answered; the message is shown on the page. Its attribute `details`, if it has one, goes along.
             LookupError: there is no question of this name.
         """
-        ...
 
 
 def studio_app(answers: Answers, key: str, port: int) -> FastAPI:

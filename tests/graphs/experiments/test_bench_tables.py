@@ -9,6 +9,7 @@ import pytest
 from learngraph.graphs.experiments.costs import RunWork
 from learngraph.graphs.experiments.measures import METRICS, estimate, measure
 from learngraph.graphs.experiments.notes import table_notes, unusable_warnings
+from learngraph.graphs.experiments.recorded import LookUps
 from learngraph.graphs.experiments.results import SeedResult
 from learngraph.graphs.experiments.tables import ResultTable, as_objects, markdown_page, overview, paired_table, score_table
 from learngraph.nodes.cached_model import Prices
@@ -58,7 +59,7 @@ def test_metrics_by_hand(name: str, value: float) -> None:
         **{"tokens": 1500, "input_tokens": 1000, "output_tokens": 500, "calls": 3},
         seconds=(1.0, None, 2.0, 0.5),
         judged=(1.0, None, 4.0, None),
-        **{"hits": 8, "hits_elsewhere": 2},
+        look_ups=LookUps(hits=8, hits_elsewhere=2),
         work=RunWork(250.0, 80.0, []),
     )
     assert METRICS[name].of(one, Prices(2.0, 8.0)) == pytest.approx(value)
@@ -190,12 +191,12 @@ def test_who_is_behind_is_marked() -> None:
 def test_what_went_wrong_without_an_error_is_said_below() -> None:
     """As below the table of `learngraph run`."""
     runs = {
-        "fine": [run([1.0, 4.0], n, calls=9, look_ups=9, empty_look_ups=4, unjudged=(None, None)) for n in range(2)],
+        "fine": [run([1.0, 4.0], n, calls=9, look_ups=LookUps(9, 4), unjudged=(None, None)) for n in range(2)],
         "silent": [run([0.0, 0.0], n, "silent", calls=10, unreadable=6, lost_steps=2) for n in range(2)],
         "unrated": [run([0.0, 0.0], unjudged=("the checker was down", None))],
         "explores": [run([0.0], unjudged=(NO_REWARDS_REASON,))],  # by design
         "above": [run([5.0, 4.0], 0, "above")],
-        "forgetful": [run([0.0], 0, "forgetful", look_ups=8, empty_look_ups=4)],
+        "forgetful": [run([0.0], 0, "forgetful", look_ups=LookUps(8, 4))],
     }
     (warned,) = unusable_warnings(runs)
     assert warned.startswith("silent could not use 12 of 20 replies, so its scores say little about it")

@@ -27,11 +27,9 @@ class LiveGame(Protocol):
 
     def step(self, action: str) -> Observation:
         """Take one action. Any exception other than a UserError means that the game is dead."""
-        ...
 
     def close(self) -> None:
         """End the game. Never raises, even if the game is dead."""
-        ...
 
 
 @dataclass(eq=False)

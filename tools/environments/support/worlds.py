@@ -123,7 +123,6 @@ class _Turn(Protocol):
     @property
     def over(self) -> bool:
         """True if the episode has ended."""
-        ...
 
 
 TurnType = TypeVar("TurnType", bound=_Turn)
