@@ -16,10 +16,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, NotRequired
+from typing import Any, NotRequired
 
 from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import Runnable
 from langchain_core.runnables.utils import Input, Output
 from typing_extensions import TypedDict
 
@@ -44,7 +44,6 @@ from .rule_critic import GroupInsights, ProposedEdits, RuleProposer, Truth, comp
 from .trim import split_tokens, trim_transcript
 
 __all__ = [
-    "AskUnlessKnown",
     "Critic",
     "LessonSettings",
     "contrast",
@@ -148,12 +147,13 @@ class Critic:
         messages: Callable[[Input], list[BaseMessage]],
         read: Callable[[AIMessage, Input], Output],
         on_bad_reply: Callable[[BadReply, Input], Output] | None,
+        known: Callable[[Input], Output | None] | None = None,
         **form: Any,
     ) -> Ask[Input, Output]:
         """A question of this method; `form` has the JSON schemas of the reply's fields, if it is to be JSON."""
         schema = reply_schema(**form) if form else None
         name, again = self.prompts[purpose].name, self.prompts["again"]
-        return Ask(name, model, messages, read, again, on_bad_reply=on_bad_reply, reply_schema=schema)
+        return Ask(name, model, messages, read, again, on_bad_reply=on_bad_reply, reply_schema=schema, known=known)
 
     def remaining_tokens(self, prompt: Prompt, *inserted: str) -> int:
         """Tokens that remain in the window beside a prompt's own text and the `inserted` values.
@@ -320,28 +320,6 @@ def _fit_sections(heads: Sequence[str], texts: Sequence[str], room: int, count: 
     return "".join(head + trim_transcript(body, share, count) for head, body, share in zip(heads, bodies, given, strict=True))
 
 
-# Nodes without a question
-
-
-@dataclass(frozen=True)
-class AskUnlessKnown(Runnable[Input, Output]):
-    """Asks a model, unless the update is known without it."""
-
-    role: ClassVar[str] = "model"
-
-    known_update: Callable[[Input], Output | None]
-    """Returns the update if it is known without asking; None: ask."""
-    inner_node: Ask[Input, Output]
-
-    def invoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Output:
-        known = self.known_update(input)
-        return self.inner_node.invoke(input, config) if known is None else known
-
-    async def ainvoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Output:
-        known = self.known_update(input)
-        return await self.inner_node.ainvoke(input, config) if known is None else known
-
-
 # Summaries
 
 
@@ -349,7 +327,7 @@ SHORT_ATTEMPT = 400
 """Words of an attempt up to which it needs no report: a report may have as many."""
 
 
-def summarise(model: Runnable[Any, Any], critic: Critic) -> AskUnlessKnown[GroupChannels, WrittenSummaries]:
+def summarise(model: Runnable[Any, Any], critic: Critic) -> Ask[GroupChannels, WrittenSummaries]:
     """The node that writes a report of rollout `number` of the group: what it did, and where it went right or wrong.
 
     If no reply can be read, the rollout's shortened transcript takes the place of the report, so a group never shrinks. So does the
@@ -385,7 +363,7 @@ def summarise(model: Runnable[Any, Any], critic: Critic) -> AskUnlessKnown[Group
         is_short = not critic.paper and len(transcript.split()) <= SHORT_ATTEMPT
         return {"summaries": [Summary(rollout.number, transcript, False)]} if is_short else None
 
-    return AskUnlessKnown(known_update, critic.ask("summary", model, messages, read, on_bad_reply))
+    return critic.ask("summary", model, messages, read, on_bad_reply, known_update)
 
 
 def _current_rollout(state: GroupChannels) -> Rollout:
@@ -492,7 +470,7 @@ _STEPS = 80
 # Edits
 
 
-def propose(model: Runnable[Any, Any], critic: Critic) -> RuleProposer | AskUnlessKnown[GroupChannels, ProposedEdits]:
+def propose(model: Runnable[Any, Any], critic: Critic) -> RuleProposer | Ask[GroupChannels, ProposedEdits]:
     """The node that turns a comparison into edits of the library: add, modify, merge, delete, keep.
 
     The prompt shows the attempts, what was learned from them, and the library with the evidence on each lesson. A lesson that the
@@ -563,7 +541,7 @@ def propose(model: Runnable[Any, Any], critic: Critic) -> RuleProposer | AskUnle
             failure = f"edits of {state['task'].id}: its insights are added as they are: {bad}"
             return {"edits": additions(state), "rulings": [], "failures": [failure]}
 
-    return AskUnlessKnown(known_update, critic.ask("propose", model, messages, read, on_bad_reply, edits=EDITS))
+    return critic.ask("propose", model, messages, read, on_bad_reply, known_update, edits=EDITS)
 
 
 def _provenance(critic: Critic, state: GroupChannels) -> dict[str, Any]:
