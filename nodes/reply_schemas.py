@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["BOOLEAN", "EDITS", "LESSONS", "NUMBER", "NUMBERS", "OPTIONS", "STEP_REWARDS", "TEXT", "TEXTS", "reply_schema"]
+__all__ = ["BOOLEAN", "EDITS", "LESSONS", "NUMBER", "OPTIONS", "STEP_REWARDS", "TEXT", "TEXTS", "reply_schema"]
 
 Schema = Mapping[str, Any]
 
 NUMBER: Schema = {"type": "number"}
 BOOLEAN: Schema = {"type": "boolean"}
 TEXT: Schema = {"type": "string"}
-NUMBERS: Schema = {"type": "array", "items": NUMBER}
 TEXTS: Schema = {"type": "array", "items": TEXT}
 
 

@@ -17,6 +17,7 @@ from textwrap import fill
 from typing import Any
 
 from ...memory.display import Table, markdown_table, short
+from ...memory.errors import plural
 from ...memory.records import Candidate, Estimate, Experience, Neighbour
 from ...memory.returns.experiences import Experiences, ExperienceScope
 from ...memory.search.sections import split_sections
@@ -163,8 +164,8 @@ def _recall(decision: _Decision) -> str:
     states, actions = len({one.state for one in visits}), len({n.action for n in found})
     alike = "like it" if min(n.similarity for n in found) < 1 else "just like it"
     return (
-        f"Memory knew {_count(states, 'state')} {alike}, with {_count(sum(n.count for n in found), 'visit')} to "
-        f"{_count(actions, 'action')} (episodes {decision.episodes(visits)})."
+        f"Memory knew {plural(states, 'state')} {alike}, with {plural(sum(n.count for n in found), 'visit')} to "
+        f"{plural(actions, 'action')} (episodes {decision.episodes(visits)})."
     )
 
 
@@ -314,10 +315,6 @@ def _title(state: str) -> str:
     """The first line of a state, or of each section of a key that has some."""
     firsts = [text.strip().partition("\n")[0] for text in split_sections(state).values() or (state,)]
     return short(", ".join(first for first in firsts if first.strip(" |")).replace("|", "/"), MAX_TITLE)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _times(number: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from ...memory.display import short
 from ...memory.errors import plural
 from ...nodes.cached_model import Prices
 from ...nodes.evaluate.judge import NO_REWARDS_REASON
@@ -75,9 +76,7 @@ def _missing_rewards(arms: Arms) -> list[str]:
             continue
         (why, _), *others = Counter(why or "the environment could not read an action" for why in missing).most_common()
         more = f" (and {plural(len(others), 'other reason')})" if others else ""
-        lines.append(
-            f"{len(missing)} of {len(whys)} attempts of {arm} have no reward: {why[:200]}{'…' * (len(why) > 200)}{more}"
-        )
+        lines.append(f"{len(missing)} of {len(whys)} attempts of {arm} have no reward: {short(why, 200)}{more}")
     return lines
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
 
+from ..display import short
 from ..errors import UserError
 from ..records import Task, Trajectory, Transition
 from .reviews import REJECTED, result_text, reviewed_call
@@ -76,7 +77,7 @@ def read_call(text: str) -> tuple[str, dict[str, Any]]:
                 raise ValueError("**arguments have no names")
             arguments[given.arg] = ast.literal_eval(given.value)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        shown = text if len(text) <= 80 else f"{text[:79]}…"
+        shown = short(text, 80)
         raise UserError(f"asked for a call such as refund(order='A7'), got {shown!r} ({error})") from error
     return tree.func.id, arguments
 
