@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 from langchain_core.messages import BaseMessage
 from langgraph.types import StateSnapshot
 
 from ...tools.notebook.tables import to_line
-from ...tools.notebook.walk import Walk
+from ...tools.notebook.walk import Walk, names_of, passes_along
 from ..wiring.picture import held_objects
 from .shown_values import decision_bars, show_state, show_value
 
 __all__ = []
 
 
-def describe_moment(path: Sequence[StateSnapshot], memory_nodes: Collection[str]) -> dict[str, Any]:
+def describe_moment(walk: Walk, path: Sequence[StateSnapshot], memory_nodes: Collection[str]) -> dict[str, Any]:
     """The last moment of a path: its state, its decision, what memory was read, and the way through the graph up to it."""
     here, before = path[-1], path[-2] if len(path) > 1 else None
     number = len(path) - 1
     return {
-        "title": f"{number}: before {names_of(here)}" if here.next else f"{number}: the end",
+        "title": f"{number}: before {names_of(here.next)}" if here.next else f"{number}: the end",
         "lit": list(here.next) or ["END"],
-        "passes": _passes(path),
+        "passes": [(*arrow, times) for arrow, times in passes_along(path, walk.here).items()],
         "state": show_state(here.values, before.values if before else None),
         "decision": decision_bars(here.values),
         "memory": _memory(path, memory_nodes),
@@ -37,12 +35,12 @@ def describe_moment(path: Sequence[StateSnapshot], memory_nodes: Collection[str]
 def title_of(path: Sequence[StateSnapshot], number: int) -> dict[str, str]:
     """A line about a moment: what ran to reach it, and what that wrote."""
     if number == 0:
-        return {"title": "start", "text": f"before {names_of(path[0])}"}
+        return {"title": "start", "text": f"before {names_of(path[0].next)}"}
     before = path[number - 1]
     if _is_edit(path[number]):
         return {"title": "edit", "text": "values written by hand"}
     wrote = {name: value for node in dict.fromkeys(before.next) for name, value in _result(before, node).items()}
-    return {"title": names_of(before), "text": ", ".join(_brief(name, value) for name, value in wrote.items())}
+    return {"title": names_of(before.next), "text": ", ".join(_brief(name, value) for name, value in wrote.items())}
 
 
 def _brief(name: str, value: Any) -> str:
@@ -53,11 +51,6 @@ def _brief(name: str, value: Any) -> str:
     return f"{name} {to_line(value, 24)}" if isinstance(value, str | int | float) else name
 
 
-def names_of(moment: StateSnapshot) -> str:
-    """The nodes about to run, in words."""
-    return " and ".join(f"{name} ({n} times)" if n > 1 else name for name, n in Counter(moment.next).items())
-
-
 def _is_edit(moment: StateSnapshot) -> bool:
     return (moment.metadata or {}).get("source") == "update"
 
@@ -66,15 +59,6 @@ def _result(moment: StateSnapshot, node: str) -> Mapping[str, Any]:
     """The channels that a node wrote when it ran after this moment."""
     found = next((task.result for task in moment.tasks if task.name == node), None)
     return found if isinstance(found, Mapping) else {}
-
-
-def _passes(path: Sequence[StateSnapshot]) -> list[tuple[str, str, int]]:
-    """(source, target, passes) of the arrows."""
-    counted: Counter[tuple[str, str]] = Counter(("START", name) for name in dict.fromkeys(path[0].next))
-    for before, after in pairwise(path):
-        if not _is_edit(after):
-            counted.update((a, b) for a in dict.fromkeys(before.next) for b in dict.fromkeys(after.next or ("END",)))
-    return [(a, b, n) for (a, b), n in counted.items()]
 
 
 def _memory(path: Sequence[StateSnapshot], nodes: Collection[str]) -> dict[str, Any]:

@@ -25,13 +25,13 @@ class WalkBranch:
     level: int = 0
     """Number of graphs around the one in which it was forked."""
     path: list[StateSnapshot] = field(default_factory=list)
-    end: RunnableConfig | None = None
-    """The place up to which `path` was read: Python may have moved the walk on since."""
+    end: tuple[RunnableConfig, tuple[str, ...]] | None = None
+    """The place up to which `path` was read, and the nodes that were about to run: Python may have moved the walk on since."""
 
     def read(self) -> None:
         """Read the moments that led to its place, in the graph in which it stands."""
         self.path = self.walk.path()
-        self.end = self.walk.place
+        self.end = (self.walk.place, self.walk.next)
 
     @property
     def here(self) -> int:

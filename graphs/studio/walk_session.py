@@ -15,11 +15,11 @@ from typing import Any
 
 from ...memory.errors import UserError
 from ...tools.notebook.pauses import find_subgraph
-from ...tools.notebook.walk import Walk
+from ...tools.notebook.walk import Walk, names_of
 from ..wiring.flow import to_mermaid
 from .forms import answer_form, channel_form, question_text, read_answer, read_channel
 from .running import Running
-from .shown_moments import describe_moment, names_of, show_writes, title_of
+from .shown_moments import describe_moment, show_writes, title_of
 from .shown_values import show_graph, show_state
 from .walk_branch import WalkBranch
 
@@ -98,7 +98,7 @@ class WalkSession:
         try:
             self._renew()
             for branch in self._branches.values():
-                if branch.walk.place != branch.end:
+                if (branch.walk.place, branch.walk.next) != branch.end:
                     branch.read()
                     self._version += 1
         finally:
@@ -160,7 +160,7 @@ class WalkSession:
                 | ({"parts": show_state(asked)} if isinstance(asked, Mapping) else {})
                 for id, asked in branch.walk.questions.items()
             ],
-            "note": f"before {names_of(last)}" if last.next else "at the end",
+            "note": f"before {names_of(last.next)}" if last.next else "at the end",
         }
 
     def _graph_of(self, branch: WalkBranch) -> str:
@@ -222,7 +222,9 @@ class WalkSession:
         if not 0 <= number < len(found.path):
             raise StudioError(f"there is no moment {number}; {found.name} has {len(found.path)}")
         boxes = self._graphs[self._graph_of(found)]["nodes"]
-        shown = describe_moment(found.path[: number + 1], {box["name"] for box in boxes if box.get("role") == "memory"})
+        shown = describe_moment(
+            found.walk, found.path[: number + 1], {box["name"] for box in boxes if box.get("role") == "memory"}
+        )
         shown["memory"]["written"] = show_writes(found.walk, found.path, number)
         shown["costs"] = self._running.costs(found.path[:number])
         shown["unset"] = [name for name in found.walk.here.output_channels if name not in found.path[number].values]

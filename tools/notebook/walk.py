@@ -40,7 +40,7 @@ from langgraph.types import Command, Interrupt, StateSnapshot, StateUpdate
 from ...memory.errors import did_you_mean, type_of
 from ...memory.storage.branches import Branch
 from ...memory.storage.branching_store import BranchingStore
-from .pauses import Invocation, find_subgraph, innermost, pause_in
+from .pauses import Graph, Invocation, find_subgraph, innermost, pause_in
 from .tables import StepperError, Table, channel_rows, check_channels, check_names, table, to_line
 
 if TYPE_CHECKING:
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Bars", "StepperError", "Table", "Walk", "bars", "compare", "start", "table"]
 
-Graph = CompiledStateGraph[Any, Any, Any, Any]
 Stop = str | Callable[[dict[str, Any]], Any]
 """A place to pause at: the name of a node, or a test of the state."""
 
@@ -389,6 +388,7 @@ class Walk:
     def path(self) -> list[StateSnapshot]:
         """The moments that led here, from the first pause of the graph in which the walk stands to this one."""
         made = {_checkpoint_id(one.config): one for one in self.graph.get_state_history(_thread(self.place, ns=True))}
+        made[_checkpoint_id(self.place)] = self._snapshot()  # which knows what has run already, of nodes side by side
         path, here = list[StateSnapshot](), made.get(_checkpoint_id(self.place))
         while here is not None and here.next != ("__start__",):
             if _source(here) != "fork":  # LangGraph's copy of the moment before, made when it forks
@@ -398,15 +398,7 @@ class Walk:
 
     def passes(self) -> dict[tuple[str, str], int]:
         """How often the walk took each arrow on its way: (from, to) -> number. The ends are START and END."""
-        drawn = {(edge.source, edge.target) for edge in self.here.get_graph().edges}
-        counted = Counter[tuple[str, str]]()
-        moments = [("__start__",), *(one.next for one in self.path() if _source(one) != "update")]
-        if not moments[-1]:
-            moments[-1] = ("__end__",)
-        for before, after in pairwise(moments):
-            counted.update((a, b) for a in dict.fromkeys(before) for b in dict.fromkeys(after) if (a, b) in drawn)
-        ends = {"__start__": "START", "__end__": "END"}
-        return {(ends.get(a, a), ends.get(b, b)): times for (a, b), times in counted.items()}
+        return passes_along(self.path(), self.here)
 
     def view(self, *channels: str) -> Table:
         """A table of the channels (or only these) at this moment; those that the last step changed are highlighted."""
@@ -432,8 +424,7 @@ class Walk:
             return f"{place}, the end"
         asked = self._interrupts()
         told = f", which asks {to_line(self.question)}" if asked else ""
-        names = [f"{name} ({times} times)" if times > 1 else name for name, times in Counter(self.next).items()]
-        return f"{place}, before {' and '.join(names)}{told}"
+        return f"{place}, before {names_of(self.next)}{told}"
 
     __repr__ = __str__
 
@@ -525,6 +516,22 @@ class Walk:
                     hear(event)
 
 
+def names_of(nodes: Sequence[str]) -> str:
+    """Nodes that run side by side, in words."""
+    return " and ".join(f"{name} ({times} times)" if times > 1 else name for name, times in Counter(nodes).items())
+
+
+def passes_along(path: Sequence[StateSnapshot], graph: Graph) -> dict[tuple[str, str], int]:
+    """How often each arrow of a graph was taken along the moments of a path: (from, to) -> number."""
+    drawn = {(edge.source, edge.target) for edge in graph.get_graph().edges}
+    counted = Counter[tuple[str, str]]()
+    moments = [("__start__",), *([task.name for task in one.tasks] for one in path if _source(one) != "update")]
+    for before, after in pairwise(moments):
+        counted.update((a, b) for a in dict.fromkeys(before) for b in dict.fromkeys(after or ("__end__",)) if (a, b) in drawn)
+    ends = {"__start__": "START", "__end__": "END"}
+    return {(ends.get(a, a), ends.get(b, b)): times for (a, b), times in counted.items()}
+
+
 def is_asynchronous(graph: Any) -> bool:
     """True if a node of the graph, or of a graph within it, can only be awaited."""
     for name, spec in graph.builder.nodes.items():
@@ -579,7 +586,7 @@ def _merge(config: RunnableConfig, place: RunnableConfig) -> RunnableConfig:
     return {**config, "configurable": {**config.get("configurable", {}), **place["configurable"]}}
 
 
-def start(graph: Graph, input: Any, thread: str | None = None, config: RunnableConfig | None = None) -> Walk:
+def start(graph: Graph, input: Any = None, thread: str | None = None, config: RunnableConfig | None = None) -> Walk:
     """Begin a run and pause before its first node.
 
     Args:
@@ -597,7 +604,10 @@ def start(graph: Graph, input: Any, thread: str | None = None, config: RunnableC
         in_loop = is_asynchronous(graph)
         if thread is None:
             if hasattr(graph, "check_input"):
-                graph.check_input(input)
+                graph.check_input({} if input is None else input)
+            if input is None:
+                names = graph.builder.schemas[graph.builder.input_schema]
+                raise StepperError(f"step takes the input second, such as {{{next(iter(names))!r}: ...}}")
             threads = (RunnableConfig(configurable={"thread_id": f"walk-{number}"}) for number in count(1))
             place = next(one for one in threads if _call(graph, in_loop, "get_state", one).created_at is None)
         _call(graph, in_loop, "invoke", input, _merge(given, place), interrupt_before="*")

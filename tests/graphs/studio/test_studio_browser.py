@@ -87,6 +87,13 @@ COLUMNS = "document.querySelector('.columns').textContent"
 LIT = "[...document.querySelectorAll('.box.lit .name')].map((one) => one.textContent).join()"
 FOCUS = "(document.activeElement.getAttribute('aria-label') ?? document.activeElement.textContent).trim()"
 ROWS = "[...document.querySelectorAll('[aria-label=moments] .row b, [aria-label=steps] .row b')].map((one) => one.textContent)"
+HOLD = """globalThis.held = []; globalThis.asks = fetch;
+globalThis.fetch = (to, more) => !to.endsWith('/NAME') ? asks(to, more) : new Promise((done) => held.push(() => {
+  const answer = asks(to, more);
+  done(answer);
+  return answer;
+}));"""
+"""Holds the page's questions of a name back, until each of `held` is called."""
 ALERT = "document.querySelector('[role=alert]')?.textContent ?? ''"
 
 
@@ -188,6 +195,13 @@ async def test_the_buttons_and_the_header_are_those_of_the_walk_that_is_shown(
             await until(opened, f"{shown} === '{ended}' && document.querySelector('.run .end.lit') !== null")
             await press(opened, "d")
             await until(opened, f"{walks}.length === 1 && {shown} === '{paused}'")
+            await opened.run(HOLD.replace("NAME", "moments"))  # a question about a what-if that is dropped meanwhile
+            await press(opened, "f")
+            await until(opened, f"{walks}.length === 2 && held.length > 0")
+            await press(opened, "d")
+            await until(opened, f"{walks}.length === 1 && {shown} === '{paused}'")
+            await opened.run("Promise.all(held.splice(0).map((go) => go())).then(() => new Promise(requestAnimationFrame))")
+            assert await opened.run(ALERT) == ""
 
 
 async def test_a_drawing_is_edited_beside_its_picture_and_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,6 +374,8 @@ async def test_an_agent_is_talked_to_and_its_call_approved_with_another_argument
             await opened.ask("Input.insertText", text="It arrived broken.")
             await press(opened, "Enter")
             await until(opened, f"document.querySelectorAll('form.ask select').length === 2 && {said}.length === 2")
+            asked = await opened.run("document.querySelector('form.ask').textContent")
+            assert "HumanInTheLoopMiddleware.after_model asks: " in asked
             first = await opened.run("document.querySelectorAll('form.ask select')[1].value")
             other = {"refund": "replace", "replace": "refund"}[first]
             assert await opened.run(said) == ["human It arrived broken.", f"ai resolve(how='{first}')"]
@@ -450,6 +466,20 @@ async def test_two_tabs_see_one_walk(tmp_path: Path, monkeypatch: pytest.MonkeyP
             async with asyncio.timeout(PATIENCE):
                 while await one.run(LIT) != await two.run(LIT):
                     await let_others_run()
+            # A tab that is behind is told, and stays at the walk that it looks at.
+            chosen = "document.querySelector('.forks button[aria-pressed=true]').textContent.split(' before')[0]"
+            await two.run(HOLD.replace("NAME", "overview"))
+            await until(two, "held.length > 0")
+            before = await one.run(LIT)
+            await press(one, "s")
+            await until(one, f"{LIT} !== {before!r} && document.querySelector('.run').getAttribute('aria-busy') === 'false'")
+            await press(one, "f")
+            await until(one, f"{chosen} === 'what-if 1'")
+            await two.run("fetch = asks")
+            await press(two, "s")
+            await until(two, f"{ALERT}.includes('another tab has moved this walk on')")
+            await until(two, f"document.querySelectorAll('.forks button').length === 2 && {LIT} === {await one.run(LIT)!r}")
+            assert await two.run(chosen) == "run 1"
 
 
 async def test_without_the_key_the_page_says_what_to_do(tmp_path: Path) -> None:

@@ -232,6 +232,24 @@ def test_a_question_is_answered_and_a_subgraph_is_entered() -> None:
     assert state == {"number": "1", "answer": "7 or so"}
 
 
+def test_beside_a_node_that_waits_the_page_says_what_python_says() -> None:
+    def ask(state: Count) -> Count:
+        return {"answer": interrupt("how many?")}
+
+    flow = "flowchart LR\n START --> ask --> END\n START --> add --> END"
+    walks = session(wire(StateGraph(Count), flow, {"ask": ask, "add": add}).compile(checkpointer=InMemorySaver()))
+    (walk,) = walks.walks.values()
+    arrows = {("START", "ask"): 1, ("START", "add"): 1}
+    for said in ("before ask and add", "before ask"):
+        assert (current(walks.overview())["note"], walk.passes()) == (said, arrows)
+        assert said in str(walk)
+        moment = walks.moment(walks.overview()["current"], 0)
+        assert (moment["title"], moment["lit"]) == (f"0: {said}", said.removeprefix("before ").split(" and "))
+        assert {(source, target): times for source, target, times in moment["passes"]} == arrows
+        if not walk.questions:
+            walk.step()  # in Python: `add` has run then, and no moment is new
+
+
 def test_a_graph_of_asynchronous_nodes_is_walked() -> None:
     async def wait(state: Count) -> Count:
         await asyncio.sleep(0)

@@ -146,6 +146,7 @@ WRONG: dict[str, Any] = {
     "no channel 'trai'; did you mean trail": lambda: compare(begun(), begun(), before="note", show=["trai"]),
     "'trai', which is no channel; did you mean trail": lambda: begun().until(lambda state: state["trai"]),
     "takes a number of steps, got 'first'; until(NODE)": lambda: begun().step(cast(Any, "first")),
+    "step takes the input second, such as {'n': ...}": lambda: start(counter(InMemorySaver())),
     "InMemorySaver": lambda: start(counter(), {"n": 0, "by": 1}),
 }
 

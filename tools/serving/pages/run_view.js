@@ -27,7 +27,7 @@ function useRows(ask, view, branch, level, count, report) {
         redraw((n) => n + 1);
       } catch (error) {
         asked.current.delete(mark);
-        report(error);
+        if (kept.current.name === name) report(error);
       }
     }
   }, [name, count]);
@@ -110,16 +110,18 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
   const [moment, setMoment] = useState(null), [problem, setProblem] = useState(null), [mine, setBusy] = useState(false), [stopping, setStopping] = useState(false);
   const [asking, setAsking] = useState(null), [running, setLive] = useState([]), [why, setWhy] = useState(null), [follow, setFollow] = useState(true), [help, setHelp] = useState(false);
   const seen = useRef({}), root = useRef(null), turn = useRef(0);
+  const missed = (error) => seen.current.mine || report(error);  // this tab may be dropping the branch that it asked about; it asks anew then
   const report = (error) => setProblem({ text: error.message, trace: error.details?.traceback });
   const shown = overview?.branches.find((one) => one.id === branch), count = shown?.count ?? 0, place = shown?.place ?? "";
   const live = overview?.kind === "live", busy = mine || overview?.state === "running";  // by this tab, or another
   const can = shown?.can ?? overview?.can ?? [];  // of the walk that is shown: another may be the last that moved
   seen.current = { overview, branch, at, count, place, can, follow, busy, mine };
 
-  function take(found, jump = false) {
+  /** Show an overview: `jump` goes to the walk that has moved last, "end" to the end of this one. */
+  function take(found, jump = "") {
     if (found.same) return;
     const { branch: old, at: where, count: before, overview: known, follow: follows } = seen.current;
-    const next = jump || !known || !found.branches.some((one) => one.id === old) ? found.current
+    const next = jump === "jump" || !known || !found.branches.some((one) => one.id === old) ? found.current
       : follows && where >= before - 1 && old === known.current ? found.current : old;
     const length = found.branches.find((one) => one.id === next)?.count ?? 0;
     setOverview(found);
@@ -147,7 +149,7 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
     if (at < 0 || !branch) { setMoment(null); return; }
     const mine = (turn.current += 1);
     setWhy(null);
-    ask("moment", { view, branch, number: at }).then((found) => { if (mine === turn.current) setMoment(found); }, (error) => mine === turn.current && report(error));
+    ask("moment", { view, branch, number: at }).then((found) => { if (mine === turn.current) setMoment(found); }, (error) => mine === turn.current && missed(error));
   }, [view, branch, at, overview?.version]);
 
   const act = useCallback(async (name, more = {}) => {
@@ -158,11 +160,11 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
     setProblem(null);
     try {
       const extra = name === "fork" ? { at: now.at } : {};
-      take(await ask("act", { view, do: name, branch: now.branch, expected: now.place, ...extra, ...more }), true);
+      take(await ask("act", { view, do: name, branch: now.branch, expected: now.place, ...extra, ...more }), "jump");
       setAsking(null);
     } catch (error) {
       report(error);
-      try { take(await ask("overview", { view }), true); } catch { /* told already */ }
+      try { take(await ask("overview", { view }), "end"); } catch { /* told already */ }
     }
     setBusy(false);
     // A button that is disabled meanwhile loses the focus, and with it its keys would go to the notebook, where `d d` deletes the cell.
@@ -208,7 +210,7 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
     return () => document.removeEventListener("keydown", press);
   }, [shortcuts, overview !== null, act]);
 
-  const [rows, need] = useRows(ask, view, branch, (shown?.inside ?? []).join(), count, report);
+  const [rows, need] = useRows(ask, view, branch, (shown?.inside ?? []).join(), count, missed);
   const explain = async () => {
     const mine = turn.current;
     try {
