@@ -38,8 +38,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from langgraph.graph.state import CompiledStateGraph
-
 from ..memory.attempts.trajectories import OutcomeFilter, Trajectories
 from ..memory.errors import UserError
 from ..memory.search.encoders import EncoderOptions
@@ -75,7 +73,7 @@ from .wiring.banks import (
     success_predicate,
 )
 from .wiring.episode import AttemptState, episode_graph
-from .wiring.flow import Node, Router, parse_flow
+from .wiring.flow import Graph, Node, Router, parse_flow
 from .wiring.inputs import NOT_GIVEN, SHARED, MethodInputs, check_least, given_settings
 
 __all__ = ["MODES", "AdaMEM", "Mode", "build", "deciding_nodes"]
@@ -262,7 +260,7 @@ class AdaMEM(ArgumentCheck):
 
 def build(
     inputs: MethodInputs = NOT_GIVEN, settings: AdaMEM | None = None, *, memory: Trajectories | None = None, **compile: Any
-) -> CompiledStateGraph[Any, Any, Any, Any]:
+) -> Graph:
     """The graph of one episode in the settings' mode; arguments as in `graphs.icrl.build`.
 
     `memory`: a long-term memory of your own (another key, any LangChain `Embeddings`), or one that several graphs share.

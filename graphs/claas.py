@@ -71,7 +71,6 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from langgraph.graph import StateGraph
-from langgraph.graph.state import CompiledStateGraph
 
 from ..memory.claas.replay import Replay
 from ..memory.claas.settings import (
@@ -106,7 +105,7 @@ from ..nodes.learn.gradient_step import (
 )
 from ..nodes.prompt import PROMPTS_DIR, Prompt
 from ..nodes.state import ChatInput, ChatState, GradientStepInput, GradientStepState
-from .wiring.flow import Node, compile_graph, wire
+from .wiring.flow import Graph, Node, compile_graph, wire
 
 __all__ = [
     "CLaaS",
@@ -123,8 +122,6 @@ __all__ = [
     "build_serving",
     "read_hindsight",
 ]
-
-Graph = CompiledStateGraph[Any, Any, Any, Any]
 LOG = logging.getLogger("learngraph.claas")
 
 SERVING_FLOW = """

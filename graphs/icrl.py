@@ -21,13 +21,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from langgraph.graph.state import CompiledStateGraph
-
 from ..memory.attempts.buffer import Buffer
 from ..nodes.evaluate.judge import NoJudge, ZeroJudge
 from ..nodes.retrieve.attempts import AttemptsPart, Compose, InstructionStrategy, plain_instructions, round_instructions
 from .wiring.episode import ChoiceSettings, WordingSettings, attempt_nodes, episode_graph
-from .wiring.flow import Node
+from .wiring.flow import Graph, Node
 from .wiring.inputs import NOT_GIVEN, MethodInputs, check_least, given_settings
 
 __all__ = ["FLOW", "ICRL", "build"]
@@ -104,9 +102,7 @@ class ICRL(WordingSettings, ChoiceSettings):
         )
 
 
-def build(
-    inputs: MethodInputs = NOT_GIVEN, settings: ICRL | None = None, **compile: Any
-) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build(inputs: MethodInputs = NOT_GIVEN, settings: ICRL | None = None, **compile: Any) -> Graph:
     """The graph of one round: from `EpisodeInput` (task, run, episode) to `EpisodeResult` (score, steps, usage).
 
     Args:

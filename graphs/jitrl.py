@@ -46,8 +46,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-from langgraph.graph.state import CompiledStateGraph
-
 from ..memory.errors import UserError
 from ..memory.returns.experiences import Credit, Experiences, control_credit, returns
 from ..memory.search.sections import SectionSimilarity
@@ -64,7 +62,7 @@ from ..nodes.retrieve.recall import Recall, Remember
 from ..nodes.state import AdviceChannels, LogitUpdateChannels, RecallChannels
 from .presets import jitrl as presets
 from .wiring.episode import AttemptState, episode_graph
-from .wiring.flow import Node
+from .wiring.flow import Graph, Node
 from .wiring.inputs import NOT_GIVEN, SHARED, MethodInputs, check_task_scope, given_settings
 from .wiring.state_keys import WRITTEN_KEYS, check_needs, history_similarity, make_judge, make_trace_node
 
@@ -294,7 +292,7 @@ def open_memory(settings: JitRL, inputs: MethodInputs) -> Experiences:
 
 def build(
     inputs: MethodInputs = NOT_GIVEN, settings: JitRL | None = None, *, experiences: Experiences | None = None, **compile: Any
-) -> CompiledStateGraph[Any, Any, Any, Any]:
+) -> Graph:
     """The graph of one episode: from `EpisodeInput` (task, run, episode) to `EpisodeResult` (score, steps, usage).
 
     Args:

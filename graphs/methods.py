@@ -15,8 +15,6 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
-from langgraph.graph.state import CompiledStateGraph
-
 from ..memory.errors import UserError, did_you_mean, type_of
 from . import adamem, icrl, jitrl, training_free_grpo
 from .baselines import (
@@ -38,10 +36,9 @@ from .baselines import (
     tool_agent,
     webrl,
 )
+from .wiring.flow import Graph
 
 __all__ = ["METHODS", "Method", "find_method", "import_user_module", "shared_fields", "split_name"]
-
-Graph = CompiledStateGraph[Any, Any, Any, Any]
 
 
 class MethodSettings(Protocol):

@@ -53,7 +53,6 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from langgraph.graph import StateGraph
-from langgraph.graph.state import CompiledStateGraph
 
 from ..memory.errors import UserError
 from ..memory.records import Task
@@ -70,13 +69,11 @@ from ..nodes.update.accept_test import AcceptSettings, Rule
 from ..nodes.update.consolidate import consolidate
 from .baselines import lesson_react
 from .wiring.fingerprint import group_fingerprint
-from .wiring.flow import Node, Router, compile_graph, wire
+from .wiring.flow import Graph, Node, Router, compile_graph, wire
 from .wiring.inputs import NOT_GIVEN, MethodInputs, given_settings
 from .wiring.learning_run import AcceptTest, CriticModel, RolloutGraphs, RunResources, StageModel, make_critic, make_players
 
 __all__ = ["FLOW", "TrainingFreeGRPO", "build", "group_graph"]
-
-Graph = CompiledStateGraph[Any, Any, Any, Any]
 
 FLOW = """
 flowchart LR

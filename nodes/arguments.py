@@ -6,18 +6,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import cache
 from inspect import signature
+from math import inf, isfinite
 from numbers import Integral, Real
-from types import FunctionType, NoneType, UnionType
+from types import FunctionType, NoneType, SimpleNamespace, UnionType
 from typing import Any, Literal, Self, Union, Unpack, get_args, get_origin, get_type_hints
 
-from ..memory.errors import UserError, did_you_mean, nearest
+from ..memory.errors import UserError, did_you_mean, nearest, type_of
 
 __all__ = ["ArgumentCheck", "check_value"]
 
 KINDS: dict[Any, Any] = {int: Integral, float: Real}
-MODEL = "a chat model (init_chat_model makes one of a name)"
+PACKAGE = __name__.partition(".")[0] + "."
+MODELS = {"BaseChatModel": "a chat model (init_chat_model makes one of a name)"}
+MODELS["Runnable"] = f"{MODELS['BaseChatModel']} or another Runnable"
 WORDS: dict[Any, str] = {bool: "True or False", int: "a whole number", float: "a number", str: "a text", NoneType: "None"}
 WORDS |= {Callable: "a function", Sequence: "a sequence", Mapping: "a mapping", tuple: "a tuple"}
+RANGES: dict[str, float] = {"epsilon": 1, "gamma": 1, "lam": 1, "discount": 1, "untried_share": 1, "min_prior": 1}
+RANGES |= dict.fromkeys(("alpha", "beta", "bonus", "c", "kappa", "penalty", "temperature"), inf)
+"""Name of a number that nodes are made with and that is not negative -> its greatest value. Whole numbers never are."""
 
 
 class ArgumentCheck:
@@ -44,7 +50,20 @@ def check_value(name: str, value: Any, hint: Any) -> None:
     found = [match_type(value, part) for part in parts]
     if not any(fits for fits, _ in found):
         near = did_you_mean(str(value), [one for part in parts for one in get_args(part) if isinstance(one, str)])
-        raise UserError(f"{name} is {' or '.join(words for _, words in found)}; got {value!r}{near}")
+        came = type_of(value) if repr(value)[0] == "<" else f"{value!r:.60}"
+        raise UserError(f"{name} is {' or '.join(words for _, words in found)}; got {came}{near}")
+
+
+def check_argument(owner: str, name: str, value: Any, hint: Any) -> None:
+    """Raise `UserError` if an argument of a node is of another type, or a number out of its range; a drawing lacks parts and limits."""
+    if type(value) in (object, SimpleNamespace) or (isinstance(value, float) and not isfinite(value)):
+        return
+    if value is None and (get_origin(hint) or hint) not in WORDS:
+        return
+    check_value(f"{owner}: {name}", value, hint)
+    most = RANGES.get(name, inf if isinstance(value, int) and name != "window" else None)  # what is left of one may be nothing
+    if most is not None and isinstance(value, int | float) and not 0 <= value <= most:
+        raise UserError(f"{owner}: {name} is at least 0{f' and at most {most}' if most < inf else ''}, got {value}")
 
 
 @cache
@@ -68,14 +87,27 @@ def match_type(value: Any, hint: Any) -> tuple[bool, str]:
         return value in get_args(hint), f"one of {', '.join(map(str, get_args(hint)))}"
     if kind is Any or not isinstance(kind, type):
         return True, ""
-    if getattr(kind, "_is_protocol", False):
-        return not isinstance(value, str | Real | None), f"a {kind.__name__}"
+    if (is_protocol := getattr(kind, "_is_protocol", False)) or kind.__module__.startswith(PACKAGE):
+        is_value, methods = isinstance(value, str | Real | None), [name for name, one in vars(kind).items() if callable(one)]
+        lacking = [name for name in methods if name[0] != "_" and not hasattr(value, name)]
+        is_alike = not is_value and not lacking and (is_protocol or any(name[0] != "_" for name in methods))
+        article = "an" if kind.__name__[0] in "AEIO" else "a"
+        words = " with ".join([f"{article} {kind.__name__}", *lacking[: not is_value]])
+        return is_alike or (not is_protocol and isinstance(value, kind)), words if is_protocol else f"{kind.__name__}(...)"
     is_text = kind is Sequence and isinstance(value, str)
-    words = MODEL if kind.__name__ in ("Runnable", "BaseChatModel") else WORDS.get(kind, f"{kind.__name__}(...)")
-    fits = isinstance(value, KINDS.get(kind, kind)) and not is_text
-    inner = get_args(hint)[kind is Mapping :][:1] if fits and kind in (Sequence, Mapping, tuple) else ()
+    words = MODELS.get(kind.__name__) or WORDS.get(kind, f"{kind.__name__}(...)")
+    fits = hasattr(value, "invoke") if kind.__name__ in MODELS else isinstance(value, KINDS.get(kind, kind)) and not is_text
+    is_alike = kind in (Sequence, Mapping) or (kind is tuple and len({*get_args(hint)} - {Ellipsis}) == 1)
+    inner = get_args(hint)[kind is Mapping :][:1] if fits and is_alike else ()
     if inner and (get_origin(inner[0]) or inner[0]) in WORDS:
         each = [match_type(one, inner[0]) for one in (value.values() if isinstance(value, Mapping) else value)]
         if wrong := next((said for is_one, said in each if not is_one), None):
             return False, f"{words}, each of it {wrong}"
     return fits, f"{words}, such as [{value!r}]" if is_text else words
+
+
+def is_setting(hint: Any) -> bool:
+    """True for numbers, words, switches and choices, and tuples of them."""
+    if hint in (int, float, bool, str, NoneType, Ellipsis) or get_origin(hint) is Literal:
+        return True
+    return get_origin(hint) in (tuple, Union, UnionType) and all(map(is_setting, get_args(hint)))

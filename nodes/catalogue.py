@@ -12,13 +12,14 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from types import FunctionType, ModuleType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from types import FunctionType, ModuleType
+from typing import Any, Literal, get_args, get_origin
 
 from langchain_core.runnables import Runnable
 
 from ..memory.display import make_table
 from ..memory.errors import UserError
+from .arguments import is_setting
 from .ask import Ask
 from .channels import NodeChannels, maker_channels, node_channels, schema_channels, type_hints
 from .retrieve.attempts import PromptPart, channels_of_part
@@ -148,13 +149,6 @@ def _arguments(value: Any) -> Iterator[tuple[str, str]]:
         hint = hints.get(name)
         text = _type_text(hint) if hint is not None and is_setting(hint) else ""
         yield name, text if not text or default is MISSING else f"{text} = {default!r}"
-
-
-def is_setting(hint: Any) -> bool:
-    """True for numbers, words, switches and choices, and tuples of them."""
-    if hint in (int, float, bool, str, type(None), Ellipsis) or get_origin(hint) is Literal:
-        return True
-    return get_origin(hint) in (tuple, Union, UnionType) and all(map(is_setting, get_args(hint)))
 
 
 def _type_text(hint: Any) -> str:

@@ -20,7 +20,6 @@ from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware, hook_config
 from langgraph.errors import GraphRecursionError
 from langgraph.graph import StateGraph
-from langgraph.graph.state import CompiledStateGraph
 from langgraph.store.memory import InMemoryStore
 from typing_extensions import TypedDict
 
@@ -32,7 +31,7 @@ from ...nodes.ask import call_usage
 from ...nodes.cached_model import CachedChatModel
 from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, PlanChannels
 from ..methods import Method
-from ..wiring.flow import Node, compile_graph, wire
+from ..wiring.flow import Graph, Node, compile_graph, wire
 from ..wiring.inputs import MethodInputs
 from .jitrl import JitRLMiddleware
 from .methods import MIDDLEWARES, make_learner
@@ -145,9 +144,7 @@ def submit(state: PlanChannel) -> NextAction:
     return {"action": first, "plan": rest}
 
 
-def build(
-    inputs: MethodInputs, settings: LearningAgent | None = None, *, learner: Any = None, **compile: Any
-) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build(inputs: MethodInputs, settings: LearningAgent | None = None, *, learner: Any = None, **compile: Any) -> Graph:
     """The graph of one episode, whose agent has the middleware `learner`; other arguments as in `graphs.icrl.build`."""
     world = inputs.environment
     if world is not None and not hasattr(world, "episode"):

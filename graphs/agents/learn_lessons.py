@@ -89,7 +89,7 @@ def learn_lessons(
     resources = _resources(folder)
     play = _PlayConversation(make_agent, by_id, reward, resources.versions, agent_version, screen or NO_SCREEN)
     graph = build(
-        MethodInputs(environment=_TaskWorld()),  # type: ignore[arg-type]
+        MethodInputs(environment=_TaskWorld()),
         settings,
         problems=[_problem(one) for one in tasks],
         held_out=[_problem(one) for one in held_out],
@@ -137,6 +137,10 @@ class _TaskWorld:
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
         """The text that an agent reads before its task: none."""
         return Observation("")
+
+    def abstract(self, observation: Observation) -> str:
+        """The state key: no state is told from another."""
+        return ""
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from langgraph.graph.state import CompiledStateGraph
-
 from ...nodes.retrieve.attempts import note_line
 from ...nodes.synthesize.workflows import (
     RouteInduction,
@@ -33,8 +31,8 @@ from ...nodes.synthesize.workflows import (
 )
 from ..wiring.banks import require_success_threshold
 from ..wiring.episode import SharedAttemptSettings, attempt_nodes, compose_node, episode_graph
-from ..wiring.flow import Node
-from ..wiring.inputs import SHARED, MethodInputs, check_least, given_settings
+from ..wiring.flow import Graph, Node
+from ..wiring.inputs import NOT_GIVEN, SHARED, MethodInputs, check_least, given_settings
 
 __all__ = ["FLOW", "WorkflowMemory", "build"]
 
@@ -75,9 +73,7 @@ class WorkflowMemory(SharedAttemptSettings):
         return require_success_threshold(inputs, "awm", self.success_threshold, other=other)
 
 
-def build(
-    inputs: MethodInputs, settings: WorkflowMemory | None = None, **compile: Any
-) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build(inputs: MethodInputs = NOT_GIVEN, settings: WorkflowMemory | None = None, **compile: Any) -> Graph:
     """The graph of one attempt; arguments as in `graphs.icrl.build`."""
     settings = given_settings(inputs, settings, WorkflowMemory)
     buffer, lines = settings.buffer(inputs), not inputs.chats

@@ -10,12 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from langgraph.graph.state import CompiledStateGraph
-
 from ...memory.attempts.buffer import Buffer
 from ..wiring.episode import ChoiceSettings, WordingSettings, attempt_nodes, episode_graph
-from ..wiring.flow import Node
-from ..wiring.inputs import MethodInputs, given_settings
+from ..wiring.flow import Graph, Node
+from ..wiring.inputs import NOT_GIVEN, MethodInputs, given_settings
 
 __all__ = ["FLOW", "BestOfN", "build"]
 
@@ -37,7 +35,7 @@ class BestOfN(WordingSettings, ChoiceSettings):
         return cls(wording="paper")
 
 
-def build(inputs: MethodInputs, settings: BestOfN | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build(inputs: MethodInputs = NOT_GIVEN, settings: BestOfN | None = None, **compile: Any) -> Graph:
     """The graph of one attempt; arguments as in `graphs.icrl.build`."""
     settings = given_settings(inputs, settings, BestOfN)
     nodes: dict[str, Node] = {

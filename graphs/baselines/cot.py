@@ -8,11 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from langgraph.graph.state import CompiledStateGraph
-
 from ..wiring.episode import WordingSettings, episode_graph, episode_nodes
-from ..wiring.flow import Node
-from ..wiring.inputs import PAPER_OF_ICRL, MethodInputs, WritingStyle, given_settings
+from ..wiring.flow import Graph, Node
+from ..wiring.inputs import NOT_GIVEN, PAPER_OF_ICRL, MethodInputs, WritingStyle, given_settings
 
 __all__ = ["FLOW", "ChainOfThought", "build"]
 
@@ -33,8 +31,8 @@ class ChainOfThought(WordingSettings):
 
 
 def build(
-    inputs: MethodInputs, settings: ChainOfThought | None = None, *, long: bool = False, **compile: Any
-) -> CompiledStateGraph[Any, Any, Any, Any]:
+    inputs: MethodInputs = NOT_GIVEN, settings: ChainOfThought | None = None, *, long: bool = False, **compile: Any
+) -> Graph:
     """The graph of one attempt; arguments as in `graphs.icrl.build`.
 
     `long`: whether the model is asked for long reasoning with checks.
@@ -43,8 +41,8 @@ def build(
         UserError: the model only scores actions.
     """
     name = "long-cot" if long else "cot"
-    reason = inputs.require_writer(name)
     settings = given_settings(inputs, settings, ChainOfThought)
+    reason = inputs.require_writer(name)
     style = LONG if long else PAPER_OF_ICRL if settings.wording == "paper" else SHORT
     nodes: dict[str, Node] = {
         **episode_nodes(inputs),

@@ -19,8 +19,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from langgraph.graph.state import CompiledStateGraph
-
 from ...memory.errors import UserError
 from ...nodes.act.episode import Act
 from ...nodes.update.configuration import (
@@ -37,8 +35,8 @@ from ...nodes.update.configuration import (
     evolve_configuration,
 )
 from ..wiring.episode import AttemptState, SharedAttemptSettings, attempt_nodes, episode_graph
-from ..wiring.flow import Node
-from ..wiring.inputs import SHARED, MethodInputs, check_least, given_settings
+from ..wiring.flow import Graph, Node
+from ..wiring.inputs import NOT_GIVEN, SHARED, MethodInputs, check_least, given_settings
 
 __all__ = ["FLOW", "EvoTest", "build"]
 
@@ -77,8 +75,8 @@ class EvoTest(SharedAttemptSettings):
 
 
 def build(
-    inputs: MethodInputs, settings: EvoTest | None = None, *, run_code: CodeRunner | None = None, **compile: Any
-) -> CompiledStateGraph[Any, Any, Any, Any]:
+    inputs: MethodInputs = NOT_GIVEN, settings: EvoTest | None = None, *, run_code: CodeRunner | None = None, **compile: Any
+) -> Graph:
     """The graph of one attempt; arguments as in `graphs.icrl.build`.
 
     Raises:

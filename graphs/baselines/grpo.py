@@ -22,11 +22,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from langgraph.graph.state import CompiledStateGraph
-
 from ...memory.claas.weights import TrainingLog
 from ...nodes.learn.train_weights import ReadSteps, ReinforceGroup, TrainVersion, WeightTrainer
-from ..wiring.inputs import MethodInputs
+from ..wiring.flow import Graph
+from ..wiring.inputs import NOT_GIVEN, MethodInputs, given_settings
 from ..wiring.weights import MakeTrainer
 from .sft import WeightTraining, trained_nodes, wire_trained
 
@@ -47,15 +46,15 @@ class GroupRelativeTraining(WeightTraining):
 
 
 def build(
-    inputs: MethodInputs,
+    inputs: MethodInputs = NOT_GIVEN,
     settings: GroupRelativeTraining | None = None,
     *,
     make_trainer: MakeTrainer | None = None,
     training_log: TrainingLog | None = None,
     **compile: Any,
-) -> CompiledStateGraph[Any, Any, Any, Any]:
+) -> Graph:
     """The graph of one episode, of which each group has one version; arguments as in `sft.build`."""
-    settings, log = settings or GroupRelativeTraining(), training_log or TrainingLog()
+    settings, log = given_settings(inputs, settings, GroupRelativeTraining), training_log or TrainingLog()
 
     def make_train(trainer: WeightTrainer, steps: ReadSteps) -> TrainVersion:
         return ReinforceGroup(trainer, log, steps, settings.group_size)

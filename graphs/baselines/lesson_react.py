@@ -8,16 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from langgraph.graph.state import CompiledStateGraph
-
 from ...memory.lessons.versions import LibraryVersions
 from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin
 from ...nodes.extract.rollouts import LibraryPart, RolloutInput
 from ...nodes.state import LibraryChannels
 from ..wiring.episode import AttemptState, episode_graph
-from ..wiring.flow import Node
-from ..wiring.inputs import THINK_THEN_ACT, MethodInputs, given_settings
+from ..wiring.flow import Graph, Node
+from ..wiring.inputs import NOT_GIVEN, THINK_THEN_ACT, MethodInputs, given_settings
 from ..wiring.learning_run import ComparisonSettings, RolloutGraphs
 from .react import FLOW
 
@@ -41,8 +39,8 @@ class LessonReAct:
 
 
 def build(
-    inputs: MethodInputs, settings: LessonReAct | None = None, *, lessons: LibraryVersions, **compile: Any
-) -> CompiledStateGraph[Any, Any, Any, Any]:
+    inputs: MethodInputs = NOT_GIVEN, settings: LessonReAct | None = None, *, lessons: LibraryVersions, **compile: Any
+) -> Graph:
     """The graph of one episode, from `RolloutInput` to `EpisodeResult`.
 
     Args:
@@ -89,7 +87,7 @@ def fill_in(
 ) -> RolloutGraphs:
     """The graphs that play rollouts: as given, and where none is given ReAct with lessons."""
 
-    def default(temperature: float | None) -> CompiledStateGraph[Any, Any, Any, Any]:
+    def default(temperature: float | None) -> Graph:
         return build(inputs, agent_settings(settings, temperature), lessons=versions)
 
     return replace(

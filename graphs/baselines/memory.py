@@ -16,12 +16,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from langgraph.graph.state import CompiledStateGraph
-
 from ...nodes.retrieve.attempts import AttemptsPart
 from ..wiring.episode import SharedAttemptSettings, attempt_nodes, compose_node, episode_graph
-from ..wiring.flow import Node
-from ..wiring.inputs import MethodInputs, given_settings
+from ..wiring.flow import Graph, Node
+from ..wiring.inputs import NOT_GIVEN, MethodInputs, given_settings
 
 __all__ = ["FLOW", "Transcripts", "build"]
 
@@ -38,7 +36,7 @@ class Transcripts(SharedAttemptSettings):
     """Hyper-parameters."""
 
 
-def build(inputs: MethodInputs, settings: Transcripts | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build(inputs: MethodInputs = NOT_GIVEN, settings: Transcripts | None = None, **compile: Any) -> Graph:
     """The graph of one episode; arguments as in `graphs.icrl.build`."""
     settings = given_settings(inputs, settings, Transcripts)
     buffer = settings.buffer(inputs)

@@ -20,8 +20,6 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
-from langgraph.graph.state import CompiledStateGraph
-
 from ...memory.errors import UserError
 from ...memory.returns.experiences import Experiences
 from ...nodes.act.decide import ListActions, route_known_actions
@@ -33,8 +31,8 @@ from ...nodes.retrieve.recall import Remember
 from ...nodes.state import AdviceChannels, RecallChannels
 from ..jitrl import VARIANT_NODES, AdvantageSettings, JitRL, open_memory
 from ..wiring.episode import AttemptState, episode_graph, episode_nodes
-from ..wiring.flow import Node
-from ..wiring.inputs import MethodInputs, given_settings
+from ..wiring.flow import Graph, Node
+from ..wiring.inputs import NOT_GIVEN, MethodInputs, given_settings
 from ..wiring.state_keys import check_needs, make_judge, make_trace_node
 
 __all__ = ["FLOW", "PromptUpdate", "build"]
@@ -106,8 +104,12 @@ class PromptUpdate(AdvantageSettings):
 
 
 def build(
-    inputs: MethodInputs, settings: PromptUpdate | None = None, *, experiences: Experiences | None = None, **compile: Any
-) -> CompiledStateGraph[Any, Any, Any, Any]:
+    inputs: MethodInputs = NOT_GIVEN,
+    settings: PromptUpdate | None = None,
+    *,
+    experiences: Experiences | None = None,
+    **compile: Any,
+) -> Graph:
     """The graph of one episode; arguments as in `graphs.jitrl.build`."""
     settings = given_settings(inputs, settings, PromptUpdate)
     jitrl = settings.as_jitrl()

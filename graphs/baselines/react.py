@@ -9,11 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from langgraph.graph.state import CompiledStateGraph
-
 from ..wiring.episode import ChoiceSettings, episode_graph, episode_nodes
-from ..wiring.flow import Node
-from ..wiring.inputs import SHARED, THINK_THEN_ACT, MethodInputs, given_settings
+from ..wiring.flow import Graph, Node
+from ..wiring.inputs import NOT_GIVEN, SHARED, THINK_THEN_ACT, MethodInputs, given_settings
 
 __all__ = ["FLOW", "ReAct", "build"]
 
@@ -33,7 +31,7 @@ class ReAct(ChoiceSettings):
     """Earlier steps of the episode in the prompt, at most; None: as many as fit."""
 
 
-def build(inputs: MethodInputs, settings: ReAct | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build(inputs: MethodInputs = NOT_GIVEN, settings: ReAct | None = None, **compile: Any) -> Graph:
     """The graph of one episode; arguments as in `graphs.icrl.build`."""
     settings = given_settings(inputs, settings, ReAct)
     view = inputs.episode_prompt(max_steps=settings.history_steps)

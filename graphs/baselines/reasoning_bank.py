@@ -21,8 +21,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from langgraph.graph.state import CompiledStateGraph
-
 from ...memory.attempts.buffer import Buffer
 from ...memory.errors import UserError
 from ...memory.lessons.by_task import Lessons
@@ -48,8 +46,8 @@ from ...nodes.synthesize.reasoning_bank import (
 )
 from ..wiring.banks import bank_success_threshold, bank_trajectories, require_success_threshold
 from ..wiring.episode import AttemptState, MemorySettings, episode_graph, episode_nodes
-from ..wiring.flow import Node, Router
-from ..wiring.inputs import SHARED, THINK_THEN_ACT, MethodInputs, check_least, given_settings
+from ..wiring.flow import Graph, Node, Router
+from ..wiring.inputs import NOT_GIVEN, SHARED, THINK_THEN_ACT, MethodInputs, check_least, given_settings
 
 __all__ = ["FLOW", "ReasoningBank", "build"]
 
@@ -134,9 +132,7 @@ def open_lessons(records: TrajectoryStore | None) -> Lessons:
     return Lessons(RecordStore(records.store, ("lessons", *records.namespace[1:]), Lesson))
 
 
-def build(
-    inputs: MethodInputs, settings: ReasoningBank | None = None, **compile: Any
-) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build(inputs: MethodInputs = NOT_GIVEN, settings: ReasoningBank | None = None, **compile: Any) -> Graph:
     """The graph of one episode; arguments as in `graphs.icrl.build`."""
     settings = given_settings(inputs, settings, ReasoningBank)
     model = inputs.require_chat_model("reasoning-bank")

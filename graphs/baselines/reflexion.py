@@ -18,13 +18,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from langgraph.graph.state import CompiledStateGraph
-
 from ...nodes.retrieve.attempts import note_line
 from ...nodes.synthesize.reflect import NotesPart, route_next_attempt, route_shared_attempt, write_about_attempt
 from ..wiring.episode import MemorySettings, SharedAttemptSettings, WordingSettings, attempt_nodes, compose_node, episode_graph
-from ..wiring.flow import Node
-from ..wiring.inputs import MethodInputs, given_settings
+from ..wiring.flow import Graph, Node
+from ..wiring.inputs import NOT_GIVEN, MethodInputs, given_settings
 
 __all__ = ["FLOW", "Reflexion", "build"]
 
@@ -53,7 +51,7 @@ class Reflexion(WordingSettings, SharedAttemptSettings, MemorySettings):
         return cls(wording="paper", selection="all")
 
 
-def build(inputs: MethodInputs, settings: Reflexion | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build(inputs: MethodInputs = NOT_GIVEN, settings: Reflexion | None = None, **compile: Any) -> Graph:
     """The graph of one attempt; arguments as in `graphs.icrl.build`."""
     settings = given_settings(inputs, settings, Reflexion)
     buffer = settings.buffer(inputs)

@@ -21,15 +21,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from langgraph.graph.state import CompiledStateGraph
-
 from ...memory.attempts.buffer import Buffer
 from ...nodes.evaluate.judge import NoJudge
 from ...nodes.retrieve.attempts import AttemptsPart
 from ...nodes.synthesize.reflect import AttemptPrompt, route_next_attempt, write_about_attempt
 from ..wiring.episode import MemorySettings, WordingSettings, attempt_nodes, compose_node, episode_graph
-from ..wiring.flow import Node
-from ..wiring.inputs import MethodInputs, given_settings
+from ..wiring.flow import Graph, Node
+from ..wiring.inputs import NOT_GIVEN, MethodInputs, given_settings
 
 __all__ = ["FLOW", "SelfRefine", "build"]
 
@@ -58,7 +56,7 @@ class SelfRefine(WordingSettings, MemorySettings):
         return cls(wording="paper", selection="all")
 
 
-def build(inputs: MethodInputs, settings: SelfRefine | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build(inputs: MethodInputs = NOT_GIVEN, settings: SelfRefine | None = None, **compile: Any) -> Graph:
     """The graph of one attempt; arguments as in `graphs.icrl.build`."""
     settings = given_settings(inputs, settings, SelfRefine)
     if settings.rewards == "none":

@@ -20,7 +20,6 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from langgraph.graph import StateGraph
-from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.claas.settings import LoRA
 from ...memory.claas.weights import TrainingLog, WeightSettings
@@ -38,8 +37,8 @@ from ...nodes.learn.train_weights import (
     make_training_router,
 )
 from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, RewardChannels
-from ..wiring.flow import Node, compile_graph, wire
-from ..wiring.inputs import SHARED, MethodInputs, check_least
+from ..wiring.flow import Graph, Node, compile_graph, wire
+from ..wiring.inputs import NOT_GIVEN, SHARED, MethodInputs, check_least, given_settings
 from ..wiring.weights import MakeTrainer, open_weight_trainer, scoring_policy
 
 __all__ = ["FLOW", "RejectionSampling", "build"]
@@ -102,13 +101,13 @@ class RejectionSampling(WeightTraining):
 
 
 def build(
-    inputs: MethodInputs,
+    inputs: MethodInputs = NOT_GIVEN,
     settings: RejectionSampling | None = None,
     *,
     make_trainer: MakeTrainer | None = None,
     training_log: TrainingLog | None = None,
     **compile: Any,
-) -> CompiledStateGraph[Any, Any, Any, Any]:
+) -> Graph:
     """The graph of one episode; arguments as in `graphs.icrl.build`.
 
     Args:
@@ -118,7 +117,7 @@ def build(
     Raises:
         NoWeightsError: the model that plays has no weights here.
     """
-    settings, log = settings or RejectionSampling(), training_log or TrainingLog()
+    settings, log = given_settings(inputs, settings, RejectionSampling), training_log or TrainingLog()
 
     def make_train(trainer: WeightTrainer, steps: ReadSteps) -> TrainVersion:
         return ImitateBest(trainer, log, steps, settings.best)
@@ -153,7 +152,7 @@ def trained_nodes(
     }
 
 
-def wire_trained(nodes: dict[str, Node], every: int, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
+def wire_trained(nodes: dict[str, Node], every: int, **compile: Any) -> Graph:
     """The graph of `FLOW` with a training after every n-th episode."""
     routers = {"act": route_episode_end, "keep": make_training_router(every)}
     builder = StateGraph(TrainedState, input_schema=EpisodeInput, output_schema=EpisodeResult)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from langgraph.graph.state import CompiledStateGraph
-
 from ..wiring.episode import ChoiceSettings, episode_graph, episode_nodes
-from ..wiring.flow import Node
-from ..wiring.inputs import MethodInputs, given_settings, uniform_policy
+from ..wiring.flow import Graph, Node
+from ..wiring.inputs import NOT_GIVEN, MethodInputs, given_settings, uniform_policy
 
 __all__ = ["FLOW", "Static", "build", "build_random"]
 
@@ -26,7 +24,7 @@ class Static(ChoiceSettings):
     """Hyper-parameters."""
 
 
-def build(inputs: MethodInputs, settings: Static | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build(inputs: MethodInputs = NOT_GIVEN, settings: Static | None = None, **compile: Any) -> Graph:
     """The graph of one episode; arguments as in `graphs.icrl.build`."""
     settings = given_settings(inputs, settings, Static)
     nodes: dict[str, Node] = {
@@ -36,8 +34,7 @@ def build(inputs: MethodInputs, settings: Static | None = None, **compile: Any) 
     return episode_graph("static", FLOW, nodes, **compile)
 
 
-def build_random(
-    inputs: MethodInputs, settings: Static | None = None, **compile: Any
-) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build_random(inputs: MethodInputs = NOT_GIVEN, settings: Static | None = None, **compile: Any) -> Graph:
     """The same graph with a uniform policy: every admissible action is equally likely."""
+    settings = given_settings(inputs, settings, Static)
     return build(replace(inputs, make_policy=uniform_policy), settings, **{"name": "random", **compile})

@@ -14,8 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from langgraph.graph.state import CompiledStateGraph
-
 from ...memory.attempts.trajectories import Trajectories, goal_key
 from ...memory.errors import UserError
 from ...nodes.retrieve.attempts import Push, ReadOnlyMemory
@@ -24,8 +22,8 @@ from ...nodes.retrieve.synapse import Exemplars, ExemplarsPart
 from ...nodes.state import PrecedentChannels
 from ..wiring.banks import bank_trajectories, require_success_threshold, success_predicate
 from ..wiring.episode import AttemptState, MemorySettings, episode_graph, episode_nodes
-from ..wiring.flow import Node
-from ..wiring.inputs import SHARED, THINK_THEN_ACT, MethodInputs, check_least, given_settings
+from ..wiring.flow import Graph, Node
+from ..wiring.inputs import NOT_GIVEN, SHARED, THINK_THEN_ACT, MethodInputs, check_least, given_settings
 
 __all__ = ["FLOW", "Synapse", "build"]
 
@@ -89,7 +87,7 @@ class Synapse(MemorySettings):
         )
 
 
-def build(inputs: MethodInputs, settings: Synapse | None = None, **compile: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build(inputs: MethodInputs = NOT_GIVEN, settings: Synapse | None = None, **compile: Any) -> Graph:
     """The graph of one episode; arguments as in `graphs.icrl.build`."""
     settings = given_settings(inputs, settings, Synapse)
     memory = settings.memory(inputs)

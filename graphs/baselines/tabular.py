@@ -12,13 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from langgraph.graph.state import CompiledStateGraph
-
 from ...memory.returns.q_table import QTable
 from ...nodes.act.tabular import EpsilonGreedy, LookUpQValues, UpdateQTable
 from ..wiring.episode import episode_graph, episode_nodes
-from ..wiring.flow import Node
-from ..wiring.inputs import MethodInputs, given_settings
+from ..wiring.flow import Graph, Node
+from ..wiring.inputs import NOT_GIVEN, MethodInputs, given_settings
 
 __all__ = ["FLOW", "Tabular", "build"]
 
@@ -45,8 +43,8 @@ class Tabular:
 
 
 def build(
-    inputs: MethodInputs, settings: Tabular | None = None, *, table: QTable | None = None, **compile: Any
-) -> CompiledStateGraph[Any, Any, Any, Any]:
+    inputs: MethodInputs = NOT_GIVEN, settings: Tabular | None = None, *, table: QTable | None = None, **compile: Any
+) -> Graph:
     """The graph of one episode; arguments as in `graphs.icrl.build`.
 
     `table`: a table of your own; one on `inputs.records` with the settings' gamma and learning rate if not given.

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NotRequired
 
 from langgraph.graph import StateGraph
-from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.errors import UserError
 from ...memory.lessons.versions import LibraryVersions
@@ -37,8 +36,8 @@ from ...nodes.act.tool_use import (
 )
 from ...nodes.arguments import ArgumentCheck
 from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, PlanChannels
-from ..wiring.flow import Node, compile_graph, wire
-from ..wiring.inputs import SHARED, MethodInputs, check_least, given_settings
+from ..wiring.flow import Graph, Node, compile_graph, wire
+from ..wiring.inputs import NOT_GIVEN, SHARED, MethodInputs, check_least, given_settings
 
 __all__ = ["FLOW", "ToolAgent", "build"]
 
@@ -97,13 +96,13 @@ class ToolAgent(ArgumentCheck):
 
 
 def build(
-    inputs: MethodInputs,
+    inputs: MethodInputs = NOT_GIVEN,
     settings: ToolAgent | None = None,
     *,
     tools: ToolFactory | None = None,
     lessons: LibraryVersions | None = None,
     **compile: Any,
-) -> CompiledStateGraph[Any, Any, Any, Any]:
+) -> Graph:
     """The graph of one episode, from `ToolAgentInput` to `ToolAgentOutput`.
 
     Args:

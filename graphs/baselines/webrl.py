@@ -19,7 +19,6 @@ from types import MappingProxyType
 from typing import Any
 
 from langgraph.graph import StateGraph
-from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.claas.weights import TrainingLog
 from ...nodes.act.episode import route_episode_end
@@ -35,8 +34,8 @@ from ...nodes.learn.curriculum import (
 )
 from ...nodes.learn.train_weights import ReadSteps, TrainVersion, WeightTrainer
 from ...nodes.state import EpisodeInput, EpisodeResult
-from ..wiring.flow import compile_graph, wire
-from ..wiring.inputs import SHARED, MethodInputs
+from ..wiring.flow import Graph, compile_graph, wire
+from ..wiring.inputs import NOT_GIVEN, SHARED, MethodInputs, given_settings
 from ..wiring.weights import MakeTrainer
 from .sft import TrainedState, WeightTraining, trained_nodes
 
@@ -77,15 +76,15 @@ class SelfEvolvingCurriculum(WeightTraining):
 
 
 def build(
-    inputs: MethodInputs,
+    inputs: MethodInputs = NOT_GIVEN,
     settings: SelfEvolvingCurriculum | None = None,
     *,
     make_trainer: MakeTrainer | None = None,
     training_log: TrainingLog | None = None,
     **compile: Any,
-) -> CompiledStateGraph[Any, Any, Any, Any]:
+) -> Graph:
     """The graph of one episode; arguments as in `sft.build`. The world has `task(seed, split)`."""
-    settings, log = settings or SelfEvolvingCurriculum(), training_log or TrainingLog()
+    settings, log = given_settings(inputs, settings, SelfEvolvingCurriculum), training_log or TrainingLog()
     threshold = inputs.success_threshold(settings.success_threshold)
     practice: TaskWorld = inputs.environment  # type: ignore[assignment]  # every world that a run opens numbers its tasks
 

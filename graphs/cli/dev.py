@@ -35,7 +35,6 @@ from typing import Annotated, Any, NotRequired
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import StateGraph
-from langgraph.graph.state import CompiledStateGraph
 from langgraph.runtime import get_runtime
 from langgraph.store.base import BaseStore
 from pydantic import Field
@@ -51,12 +50,10 @@ from ..experiments.options import RunOptions
 from ..experiments.run_inputs import make_method_inputs, method_resources
 from ..methods import METHODS
 from ..wiring import run
-from ..wiring.flow import Node, compile_graph, wire
+from ..wiring.flow import Graph, Node, compile_graph, wire
 from ..wiring.inputs import MethodInputs
 
 __all__ = ["DevChoice", "DevRequestError", "read_choice", "store"]
-
-Graph = CompiledStateGraph[Any, Any, Any, Any]
 
 FOLDER = Path("runs") / "dev"
 _MAKING = Lock()

@@ -20,12 +20,11 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from langgraph.graph.state import CompiledStateGraph
-
 from ...memory.claas.replay import Replay
 from ...memory.errors import Unavailable, UserError, hide_paths, public_text
 from ...memory.telemetry import span, traceparent
 from ...nodes.learn.gradient_step import describe_run
+from ..wiring.flow import Graph
 from .metrics import ServiceMetrics
 from .versions import LiveVersions
 
@@ -99,7 +98,7 @@ class LearningTask:
 
     def __init__(
         self,
-        graph: CompiledStateGraph[Any, Any, Any, Any],
+        graph: Graph,
         replay: Replay,
         metrics: ServiceMetrics,
         live: LiveVersions,

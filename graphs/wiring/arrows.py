@@ -233,7 +233,7 @@ def _kinds(wiring: Wiring) -> list[Finding]:
         elif not callable(node) and not isinstance(node, Runnable | StateNodeSpec):
             said = f"is {node!r:.40}, and a node is a function of the state, an object that is called, or a Runnable"
         else:
-            said = next((f"is made of the wrong parts: {wrong}" for wrong in wrong_parts(node)), "")
+            said = next((f"is made wrongly: {wrong}" for wrong in wrong_parts(node)), "")
             said = said or ("" if isinstance(node, Runnable | StateNodeSpec) else wrong_arguments(node))
         found += [Finding(_line(wiring, name), f"'{name}' {said}")] if said else []
     return found

@@ -17,6 +17,7 @@ __all__ = ["to_mermaid"]
 
 Builder = StateGraph[Any, Any, Any, Any]
 Graph = CompiledStateGraph[Any, Any, Any, Any]
+"""LangGraph's compiled graph, whatever its state is."""
 
 
 def to_mermaid(graph: Graph, direction: str = "LR") -> str:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from langgraph.graph import StateGraph
-from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.attempts.buffer import Buffer
 from ...memory.records import Shown, Trajectory
@@ -26,7 +25,7 @@ from ...nodes.state import (
     PromptChannels,
     RewardChannels,
 )
-from .flow import Node, Router, compile_graph, wire
+from .flow import Graph, Node, Router, compile_graph, wire
 from .inputs import PAPER_OF_ICRL, SHARED, MethodInputs, check_task_scope
 
 __all__ = [
@@ -119,7 +118,7 @@ def episode_graph(
     state: type[Any] = AttemptState,
     input_schema: type[Any] = AttemptInput,
     **compile: Any,
-) -> CompiledStateGraph[Any, Any, Any, Any]:
+) -> Graph:
     """The graph of one episode, from `AttemptInput` to `EpisodeResult`.
 
     Args:

@@ -23,7 +23,7 @@ from langgraph.graph._node import StateNodeSpec
 from langgraph.graph.state import CompiledStateGraph
 from typing_extensions import TypedDict, is_typeddict
 
-from ...memory.errors import type_of
+from ...memory.errors import did_you_mean, type_of
 from ...nodes.channels import node_schemas
 from .arrows import (
     ENDS,
@@ -40,7 +40,7 @@ from .arrows import (
     find_mistakes,
 )
 from .data_flow import find_missing, is_misspelt, unwrap
-from .drawn import builder_behind, builder_edges, drawn_edges, read_wiring, to_mermaid
+from .drawn import Graph, builder_behind, builder_edges, drawn_edges, read_wiring, to_mermaid
 from .guards import guard_arrows
 from .input_errors import InputError, input_mistake, reading_node
 from .mermaid import Edge, FlowError, parse_flow, read_flow, shown_label, write_flow
@@ -48,9 +48,9 @@ from .mermaid import Edge, FlowError, parse_flow, read_flow, shown_label, write_
 __all__ = [
     "Edge",
     "FanOut",
-    "FanOutBranch",
     "Finding",
     "FlowError",
+    "Graph",
     "InputError",
     "Node",
     "Router",
@@ -65,7 +65,6 @@ __all__ = [
 ]
 
 Builder = StateGraph[Any, Any, Any, Any]
-Graph = CompiledStateGraph[Any, Any, Any, Any]
 
 
 def wire(
@@ -218,17 +217,18 @@ def _add_node(builder: Builder, name: str, node: Any, commands: Sequence[Edge]) 
     builder.nodes[name] = replace(spec, runnable=reading_node(spec.runnable, builder.channels.keys()))
 
 
-class UnboundedGraph(CompiledStateGraph[Any, Any, Any, Any]):
+class UnboundedGraph(Graph):
     """A compiled graph that may take as many super-steps as it needs, however it is called.
 
     `batch`, `|`, `astream_events`, `RunnableParallel` and `with_fallbacks` pass LangChain's default limit on as if the user had
     given it, and 25 super-steps are two moves of a game. So 25 counts as not given here; any other limit holds.
 
-    An input that lacks something, or has something of another type, is an `InputError`, which says so. In a notebook the graph
+    An input that lacks something, misspells it, or has something of another type, is an `InputError`, which says so. In a notebook the graph
     shows its picture, drawn on this machine; LangGraph's own would ask a server for it.
     """
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Iterator[Any]:
+        self._refuse_misspelt(input)
         try:
             yield from super().stream(input, _without_default_limit(config), **options)
         except (InputError, KeyError, AttributeError, TypeError) as error:
@@ -236,6 +236,7 @@ class UnboundedGraph(CompiledStateGraph[Any, Any, Any, Any]):
             raise
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> AsyncIterator[Any]:
+        self._refuse_misspelt(input)
         try:
             stream = cast(AsyncGenerator[Any, None], super().astream(input, _without_default_limit(config), **options))
             async with aclosing(stream) as inputs:
@@ -256,7 +257,14 @@ class UnboundedGraph(CompiledStateGraph[Any, Any, Any, Any]):
         Raises:
             InputError: says what the input is to be.
         """
+        self._refuse_misspelt(input)
         self._explain(input)
+
+    def _refuse_misspelt(self, input: Any) -> None:
+        """Raise an `InputError` for a name that LangGraph would leave out, and that is close to one which is not given."""
+        for name in input.keys() - self.builder.channels if isinstance(input, Mapping) else ():
+            if near := did_you_mean(str(name), self.builder.schemas[self.builder.input_schema].keys() - input):
+                raise InputError(f"{self.name}: `{name}` is no channel of the input{near}")
 
     def _explain(self, input: Any, error: Exception | None = None) -> None:
         """Raise an `InputError` if the input is wrong, and the reason of this error."""

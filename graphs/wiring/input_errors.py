@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import fields, is_dataclass
+from functools import lru_cache
 from inspect import signature
-from types import NoneType, SimpleNamespace
 from typing import Any, NotRequired, get_args, get_origin, get_type_hints
 
 from langgraph._internal._fields import get_cached_annotated_keys
@@ -20,6 +20,7 @@ from langgraph.types import Command
 from typing_extensions import is_typeddict
 
 from ...memory.errors import UserError, did_you_mean, type_of
+from ...nodes.arguments import check_argument
 from ...nodes.channels import NodeChannels, node_channels, type_hints
 from .mermaid import FlowError
 
@@ -95,6 +96,8 @@ def reading_node(node: Any, channels: Collection[str]) -> Any:
     return reading
 
 
+_hints_of_class: Any = lru_cache(maxsize=512)(type_hints)
+NODES = NodeChannels.__module__.rpartition(".")[0] + "."
 KWARGS = ("config", "previous", "runtime", "store", "writer")
 """Names of the arguments that LangGraph gives a node beside the state."""
 
@@ -113,20 +116,15 @@ def wrong_arguments(node: Any) -> str:
 
 
 def wrong_parts(node: Any) -> Iterator[str]:
-    """The parts of a node, a dataclass, that lack what their type asks for, each in words."""
-    hints = type_hints(type(node)) if is_dataclass(node) else {}
-    for one in fields(node) if is_dataclass(node) else ():
-        wanted, part = hints.get(one.name), getattr(node, one.name, None)
-        if (
-            not isinstance(part, NoneType | SimpleNamespace)
-            and isinstance(wanted, type)
-            and getattr(wanted, "_is_protocol", False)
-        ):  # of a blueprint
-            lacking = [
-                name for name in vars(wanted) if name[0] != "_" and callable(vars(wanted)[name]) and not hasattr(part, name)
-            ]
-            if lacking:
-                yield f"`{one.name}` wants the kind {wanted.__name__}, and the {type(part).__name__} that it got has no `{lacking[0]}`"
+    """The arguments of a node of ours, and of the parts in it, that are of another kind than its class says, each in words."""
+    hints = _hints_of_class(type(node)) if is_dataclass(node) and type(node).__module__.startswith(NODES) else {}
+    for one in fields(node) if hints else ():
+        value = getattr(node, one.name, None)
+        try:
+            check_argument(type(node).__name__, one.name, value, hints.get(one.name, Any) if one.init else Any)
+        except UserError as error:
+            yield str(error)
+        yield from wrong_parts(value)
 
 
 def input_mistake(schema: Any, given: Any, error: BaseException | None = None) -> str:
@@ -144,9 +142,7 @@ def input_mistake(schema: Any, given: Any, error: BaseException | None = None) -
     error = error.__cause__ if isinstance(error, InputError) and error.__cause__ else error  # of a node
     if lacking and (error is None or (isinstance(error, KeyError) and error.args[:1] in [(name,) for name in lacking])):
         missing = " and ".join(f"`{name}`" for name in lacking)
-        near = {name: did_you_mean(str(name), lacking) for name in given if name not in wanted}
-        nearly = next((f"; `{name}` is no channel of it{said}" for name, said in near.items() if said), "")
-        return f"the input lacks {missing}; it has {_list(given)}, and is to be {{{form}}}{nearly}"
+        return f"the input lacks {missing}; it has {_list(given)}, and is to be {{{form}}}"
     for name, value in given.items() if not isinstance(error, KeyError) else ():
         hint = wanted.get(name)
         if isinstance(hint, type) and not isinstance(value, (hint, int) if hint is float else hint):

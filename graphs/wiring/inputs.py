@@ -102,7 +102,9 @@ def given_settings(inputs: Any, settings: S | None, kind: type[S]) -> S:
     """
     if not isinstance(inputs, MethodInputs):
         got = "nothing" if inputs is NOT_GIVEN else type_of(inputs)
-        raise UserError(f"build takes MethodInputs first, got {got}; write build(MethodInputs(environment=world), ...)")
+        raise UserError(
+            f"build takes MethodInputs first, got {got}; write build(MethodInputs(environment=learngraph.open_environment('toy')))"
+        )
     if not isinstance(settings, kind | None):
         raise UserError(f"build takes settings of the class {kind.__name__} second, got {type_of(settings)}")
     return kind() if settings is None else settings
@@ -351,7 +353,7 @@ class MethodInputs:
             max_steps=max_steps,
         )
 
-    def node(self, name: str, **parts: Any) -> Any:
+    def node(self, name: str, /, **parts: Any) -> Any:
         """A node of the catalogue by its name, made from these inputs: `inputs.node("write_about_attempt")`.
 
         Nodes of the same inputs share one memory of a kind. `learngraph list nodes` lists all names.

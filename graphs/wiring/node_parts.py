@@ -7,16 +7,20 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import is_dataclass
 from importlib import import_module
 from inspect import signature
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from ...memory.attempts.buffer import Buffer
 from ...memory.attempts.trajectories import Trajectories
+from ...memory.claas.weights import TrainingLog
 from ...memory.errors import UserError, did_you_mean
 from ...memory.lessons.by_task import Lessons
 from ...memory.lessons.versions import LibraryVersions
 from ...memory.returns.experiences import Experiences
 from ...memory.returns.q_table import QTable
-from ...nodes.catalogue import catalogue, is_setting
+from ...memory.storage.rows import Rows
+from ...nodes.arguments import check_argument, is_setting, match_type
+from ...nodes.catalogue import catalogue
 from ...nodes.channels import type_hints
 from ...nodes.extract.critic import Critic, critic_prompts
 from ...nodes.prompt import Prompt
@@ -25,6 +29,7 @@ from .mermaid import read_flow
 
 __all__ = []
 
+GRAPHS = Path(__file__).parents[1]
 MEMORIES: Mapping[str, Callable[[Any], Any]] = {
     "buffer": lambda inputs: Buffer(inputs.records),
     "experiences": lambda inputs: Experiences(inputs.records),
@@ -32,6 +37,7 @@ MEMORIES: Mapping[str, Callable[[Any], Any]] = {
     "table": lambda inputs: QTable(),
     "library": lambda inputs: Lessons(),
     "versions": lambda inputs: LibraryVersions(),
+    "log": lambda inputs: TrainingLog(),
 }
 """Name of a part -> the memory that nodes of the same inputs share under that name."""
 PARTS: Mapping[str, Callable[[Any], Any]] = {
@@ -53,6 +59,13 @@ SETTINGS: Mapping[str, Callable[[Any], Any]] = {
     "max_note_tokens": lambda inputs: inputs.prompting.max_prompt_tokens // 8,
 }
 OWN_PARTS: Mapping[str, Callable[[Any], Any]] = {
+    "Compose.render": lambda inputs: inputs.layout().attempt,
+    "PlanPractice.count": lambda inputs: NUMBERS["tasks"],
+    "PlanPractice.threshold": lambda inputs: inputs.success_threshold(None),
+    "CheckRoutine.run_code": lambda inputs: None,
+    "RunRoutine.run_code": lambda inputs: None,
+    "FindUnread.bank": lambda inputs: {},
+    "study.bank": lambda inputs: {},
     "LessonExtractor.prompts": lambda inputs: extractor_prompts(inputs.prompting.prompts),
     "Critic.prompts": lambda inputs: critic_prompts(inputs.prompting.prompts, paper=False),
     "extract.critic": lambda inputs: _make(
@@ -79,8 +92,11 @@ NUMBERS: Mapping[str, float] = {
     "penalty": 0.5,
     "beta": 10.0,
     "epsilon": 0.1,
+    "c": 0.5,
+    "every": 10,
+    "tasks": 12,
 }
-"""Name of a number that nodes ask for without a default -> JitRL's (graphs/jitrl.py, which stands on this file), or the table's."""
+"""Name of a number that nodes ask for without a default -> JitRL's (graphs/jitrl.py, which stands on this file), or a baseline's."""
 
 
 class LacksParts(UserError):
@@ -88,8 +104,10 @@ class LacksParts(UserError):
 
     def __init__(self, name: str, parts: Mapping[str, Any]) -> None:
         self.call = f"inputs.node('{name}', {', '.join(f'{part}=...' for part in parts)})"
-        kinds = [f"{part} ({hint.__name__})" if isinstance(hint, type) else part for part, hint in parts.items()]
-        super().__init__(f"{name} has no default for {' and '.join(kinds)}; give {self.call}, in a Python file")
+        kinds = [f"{part} ({words})" if (words := match_type(None, hint)[1]) else part for part, hint in parts.items()]
+        files = (file for file in sorted(GRAPHS.rglob("*.py")) if f"{name}(" in file.read_text(encoding="utf-8"))
+        example = next((f", as graphs/{file.relative_to(GRAPHS).as_posix()} does" for file in files), "")
+        super().__init__(f"{name} has no default for {' and '.join(kinds)}; give {self.call}, in a Python file{example}")
 
 
 def make_node(inputs: Any, name: str, given: Mapping[str, Any]) -> Any:
@@ -121,11 +139,12 @@ def _make(inputs: Any, maker: Any, given: Mapping[str, Any]) -> Any:
     for part, parameter in signature(maker).parameters.items():
         hint, is_needed = hints.get(part), parameter.default is parameter.empty
         if part in parts:
+            check_argument(maker.__name__, part, parts[part], hint)
             continue
         if (default := _default(inputs, maker.__name__, part, hint)) is not None:
             parts[part] = default()
-        elif is_needed and get_origin(hint) is Literal:
-            parts[part] = get_args(hint)[0]
+        elif is_needed and (get_origin(hint) is Literal or hint is bool):
+            parts[part] = (*get_args(hint), False)[0]
         elif is_needed and part in NUMBERS and is_setting(hint):
             parts[part] = NUMBERS[part]
         elif is_needed and is_dataclass(hint):
@@ -144,13 +163,13 @@ def _default(inputs: Any, owner: str, part: str, hint: Any) -> Callable[[], Any]
     """The maker of a part from the inputs; None if they say nothing about the part."""
     if hint is Prompt and (text := TEXTS.get(f"{owner}.{part}", TEXTS.get(part))):
         return lambda: inputs.prompting.load(text)
+    if f"{owner}.{part}" in OWN_PARTS:
+        return lambda: OWN_PARTS[f"{owner}.{part}"](inputs)
     if is_setting(hint):
         return (lambda: SETTINGS[part](inputs)) if part in SETTINGS else None
     if part == "model":
         return lambda: inputs.require_chat_model(owner)
-    if f"{owner}.{part}" in OWN_PARTS:
-        return lambda: OWN_PARTS[f"{owner}.{part}"](inputs)
-    if part in MEMORIES:
+    if part in MEMORIES and hint is not Rows:
         return lambda: inputs.memories.setdefault(part, MEMORIES[part](inputs))
     return (lambda: PARTS[part](inputs)) if part in PARTS else None
 

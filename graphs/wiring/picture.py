@@ -27,11 +27,9 @@ from typing import Any, Literal, Protocol, cast
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.errors import UserError
-from .drawn import drawn_edges, to_mermaid
+from .drawn import Graph, drawn_edges, to_mermaid
 
 __all__ = ["NotebookDrawing", "Picture", "describe_node", "has_graphviz", "held_objects", "picture", "save"]
-
-Graph = CompiledStateGraph[Any, Any, Any, Any]
 
 COLOURS = {"model": "#dbe7ff", "environment": "#dff3e0", "memory": "#fff0d1", "compute": "#f0f0f2", "graph": "#efe3fb"}
 """Role of a node -> the colour of its box; `graph` is a subgraph."""

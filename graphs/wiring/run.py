@@ -15,14 +15,13 @@ from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.graph import StateGraph
-from langgraph.graph.state import CompiledStateGraph
 from typing_extensions import TypedDict
 
 from ...memory.errors import UserError
 from ...memory.records import Task, Usage
 from ...memory.storage.rows import Rows
 from ...nodes.state import EpisodeResult
-from .flow import Node, compile_graph, wire
+from .flow import Graph, Node, compile_graph, wire
 
 __all__ = ["FLOW", "CommitAttempt", "ParallelAttempts", "RunState", "TallyEpisode", "build", "route_next_episode"]
 
@@ -211,7 +210,7 @@ def build(
     commit: Literal["best", "last"] = "best",
     judge: Node | None = None,
     **compile: Any,
-) -> CompiledStateGraph[Any, Any, Any, Any]:
+) -> Graph:
     """The graph of a run over the graph of an episode.
 
     Args:

@@ -32,14 +32,12 @@ from typing_extensions import is_typeddict
 from ...memory.errors import UserError, type_of
 from ...nodes.drive import adrive, drive
 from .arrows import FanOutBranch, Node, Wiring, arrow_label
-from .drawn import read_wiring
+from .drawn import Graph, read_wiring
 from .flow import recompile
 from .guards import drawn_branches
 from .mermaid import FlowError
 
 __all__ = ["MergeError", "UncheckpointedGraph", "merge_steps"]
-
-Graph = CompiledStateGraph[Any, Any, Any, Any]
 
 
 class MergeError(UserError, ValueError):

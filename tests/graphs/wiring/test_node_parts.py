@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 import learngraph
+from learngraph.graphs.baselines.evotest import EvoTest
 from learngraph.graphs.baselines.tabular import Tabular
+from learngraph.graphs.baselines.webrl import SelfEvolvingCurriculum
 from learngraph.graphs.jitrl import JitRL
 from learngraph.graphs.wiring.flow import rewire, to_mermaid
 from learngraph.graphs.wiring.node_parts import NUMBERS
@@ -21,7 +23,7 @@ def inputs() -> Any:
     return learngraph.MethodInputs(environment=learngraph.open_environment("toy"))
 
 
-@pytest.mark.parametrize(("chats", "most"), [(False, 74), (True, 91)])
+@pytest.mark.parametrize(("chats", "most"), [(False, 83), (True, 102)])
 def test_every_node_is_made_or_says_what_it_lacks(inputs: Any, chats: bool, most: int) -> None:
     said, with_chat_model = {"made": 0}, learngraph.MethodInputs.with_chat_model
     inputs = with_chat_model(inputs.environment, Journal(), HeedfulToolModel(seed=1)) if chats else inputs
@@ -53,7 +55,8 @@ def test_numbers_without_a_default_are_those_of_jitrl() -> None:
     s = JitRL()
     own = {"k": s.k, "threshold": s.min_similarity, "gamma": s.gamma, "alpha": s.unseen_bonus, "beta": s.beta}
     own |= {"lam": s.unseen_bonus_probability, "kappa": s.shrinkage_visits, "bonus": s.exploration_bonus}
-    assert own | {"penalty": s.repeat_penalty, "epsilon": Tabular().epsilon} == NUMBERS
+    own |= {"penalty": s.repeat_penalty, "epsilon": Tabular().epsilon, "c": EvoTest().exploration}
+    assert own | {"every": SelfEvolvingCurriculum().every, "tasks": SelfEvolvingCurriculum().tasks} == NUMBERS
 
 
 @pytest.mark.parametrize(
@@ -64,8 +67,12 @@ def test_numbers_without_a_default_are_those_of_jitrl() -> None:
         (
             "Submit",
             {},
-            "Submit has no default for read and toolset (Toolset); give inputs.node('Submit', read=..., toolset=...)",
+            "Submit has no default for read (a function) and toolset (Toolset(...)); give inputs.node('Submit', read=..., toolset=...), "
+            "in a Python file, as graphs/baselines/tool_agent.py does",
         ),
+        ("Recall", {"k": -1}, "Recall: k is at least 0, got -1"),
+        ("act_policy", {"model": "gpt"}, "act_policy: model is a chat model (init_chat_model makes one of a name); got 'gpt'"),
+        ("write_about_attempt", {"name": "x"}, "write_about_attempt: name is one of reflexion/reflect, reflexion/plan,"),
         ("Choose", {"temprature": 2}, "Choose takes temperature, got temprature"),
         ("write_about_attempt", {}, "write_about_attempt has a model write, and there is none here"),
     ],

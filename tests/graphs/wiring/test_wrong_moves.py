@@ -14,14 +14,18 @@ from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command
 from typing_extensions import TypedDict
 
-from learngraph.graphs import adamem, icrl, jitrl, training_free_grpo
+from learngraph.graphs import jitrl
 from learngraph.graphs.arms import blueprint
+from learngraph.graphs.methods import METHODS, find_method
 from learngraph.graphs.wiring.flow import FlowError, InputError, check, rewire, to_mermaid, wire
 from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.memory.errors import UserError, type_of
 from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.act.choose import Choose
 from learngraph.nodes.act.episode import Begin
+from learngraph.nodes.act.policies import LocalPolicy, RecentStepsPrompt
+from learngraph.nodes.act.tabular import EpsilonGreedy
+from learngraph.nodes.ask import Ask
 from learngraph.nodes.synthesize.strategy import StrategyPart, route_precedents
 from learngraph.tools.environments.catalogue import open_environment
 
@@ -113,15 +117,17 @@ def command(state: Asked) -> Any:
     return Command(update={"answr": ""}, goto="__end__")
 
 
+NONE: Any = None
 MOVES: dict[str, tuple[str, dict[str, Any], str]] = {
     "a class": ("START --> guess --> END", {"guess": Choose}, "line 2: 'guess' is the class Choose, and a node is an object of it: write"),
     "nothing": ("START --> guess --> END", {"guess": None}, "line 2: 'guess' is None, and a node is a function of the state, "),
     "a number": ("START --> guess --> END", {"guess": 7}, "line 2: 'guess' is 7, and a node is a function of the state, "),
-    "a part of the wrong kind": (
-        "START --> guess --> END",
-        {"guess": Begin(cast(Any, Journal()))},
-        "'guess' is made of the wrong parts: `environment` wants the kind Environment, and the Journal that it got has no `observe`",
-    ),
+    "a part of the wrong kind": ("START --> guess --> END", {"guess": Begin(cast(Any, Journal()))}, "Begin: environment is an Environment with observe; got Journal(0 steps)"),
+    "a number as a text": ("START --> guess --> END", {"guess": EpsilonGreedy(cast(Any, "0.1"))}, "line 2: 'guess' is made wrongly: EpsilonGreedy: epsilon is a number; got '0.1'"),
+    "a share above 1": ("START --> guess --> END", {"guess": EpsilonGreedy(2)}, "EpsilonGreedy: epsilon is at least 0 and at most 1, got 2"),
+    "no dict": ("START --> guess --> END", {"guess": Begin(open_environment("toy"), cast(Any, 3))}, "Begin: initial_values is a mapping; got 3"),
+    "a part within a part": ("START --> guess --> END", {"guess": LocalPolicy(NONE, RecentStepsPrompt(Journal(), -1), NONE)}, "RecentStepsPrompt: max_steps is at least 0, got -1"),
+    "a name for a model": ("START --> guess --> END", {"guess": Ask("guess", cast(Any, "gpt"), NONE, NONE, NONE)}, "Ask: model is a chat model (init_chat_model makes one of a name) or another Runnable; got 'gpt'"),
     "written for nobody": (
         "START --> write --> guess --> END",
         {"write": write, "guess": guess},
@@ -250,13 +256,14 @@ def test_an_error_of_a_dictionary_of_the_nodes_own_stays() -> None:
         graph.invoke({"question": "why?"})
 
 
-@pytest.mark.parametrize("method", [jitrl, icrl, adamem, training_free_grpo])
-def test_a_method_is_built_from_inputs_and_its_own_settings(method: Any) -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_is_built_from_inputs_and_its_own_settings(method: str) -> None:
+    build = find_method(method).build
     for given, got in (((Journal(),), "a Journal"), ((), "nothing")):
         with pytest.raises(UserError, match=f"build takes MethodInputs first, got {got}; write build"):
-            method.build(*given)
+            build(*given)
     with pytest.raises(UserError, match=r"build takes settings of the class \w+ second, got a Journal"):
-        method.build(MethodInputs(cast(Any, None)), Journal())
+        build(MethodInputs(cast(Any, None)), Journal())
 
 
 def test_a_name_is_no_world_and_no_model_and_a_store_no_records() -> None:
@@ -275,8 +282,11 @@ def test_a_wrong_part_of_a_prompt_a_wrong_style_and_a_misspelt_input_are_told() 
             inputs.episode_prompt(cast(Any, part))
     with pytest.raises(UserError, match=r"acting_policy takes a WritingStyle second, .*; got 'think'"):
         inputs.acting_policy(inputs.episode_prompt(), cast(Any, "think"))
-    with pytest.raises(InputError, match=r"the input lacks `episode`; .*; `epsode` is no channel of it; did you mean episode"):
-        jitrl.build(inputs).invoke({"task": open_environment("toy").task(0), "run": "m", "epsode": 0})
+    agent, given = jitrl.build(inputs), {"task": open_environment("toy").task(0), "run": "m", "episode": 0}
+    for name, near in {"epsode": "episode", "epsodes": "episodes"}.items():  # which has a default
+        with pytest.raises(InputError, match=f"jitrl: `{name}` is no channel of the input; did you mean {near}"):
+            agent.invoke({key: value for key, value in given.items() if key != near} | {name: 1})
+    assert agent.invoke({**given, "zebra": 1, "score": 2.0})["score"] >= 0, "LangGraph leaves it out"
 
 
 GUESS = "flowchart LR\n START --> guess --> END"
