@@ -122,7 +122,7 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
     if (found.same) return;
     const { branch: old, at: where, count: before, overview: known, follow: follows } = seen.current;
     const next = jump === "jump" || !known || !found.branches.some((one) => one.id === old) ? found.current
-      : follows && where >= before - 1 && old === known.current ? found.current : old;
+      : !jump && follows && where >= before - 1 && old === known.current ? found.current : old;
     const length = found.branches.find((one) => one.id === next)?.count ?? 0;
     setOverview(found);
     setBranch(next);
