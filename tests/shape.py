@@ -13,12 +13,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 81_783, "tests": 67_132}
+LINES: Mapping[str, int] = {"source": 81_775, "tests": 67_230}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_232,
     "graphs/agents": 6_680,
-    "graphs/baselines": 1_785,
+    "graphs/baselines": 1_740,
     "graphs/cli": 2_912,
     "graphs/experiments": 7_769,
     "graphs/presets": 127,
@@ -33,7 +33,7 @@ ROOMS: Mapping[str, int] = {
     "memory/returns": 1_061,
     "memory/search": 1_515,
     "memory/storage": 2_952,
-    "nodes": 2_750,
+    "nodes": 2_795,
     "nodes/act": 1_942,
     "nodes/evaluate": 884,
     "nodes/extract": 2_073,
@@ -45,7 +45,7 @@ ROOMS: Mapping[str, int] = {
     "tools/environments": 9_019,
     "tools/local": 3_670,
     "tools/models": 986,
-    "tools/notebook": 975,
+    "tools/notebook": 1_002,
     "tools/pocket": 341,
     "tools/serving": 3_470,
     "tools/traces": 750,
