@@ -8,8 +8,8 @@ Failed calls are not stored.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -227,6 +227,9 @@ class CachedChatModel(Runnable[Any, Any]):
     """Whether each call has a seed, which `Ask` makes from run, episode and step: it is part of a call's key, and is passed to
     models with a setting `seed`. False: equal requests are draws of their own, so that nothing is looked up or stored; every
     call, and every score, is made and counted."""
+    draws: defaultdict[str, Iterator[int]] | None = None
+    """Key of a call -> the numbers of further equal calls, where each is a draw of its own, such as the samples of an agent's step; None: equal
+    calls have one reply."""
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
         messages = chat_messages(input)
@@ -275,11 +278,13 @@ class CachedChatModel(Runnable[Any, Any]):
         if not self.seeded:
             return ""
         try:
-            return cache_key(
+            place = cache_key(
                 "chat", self.name, [message_fields(message) for message in messages], {**self._model_and_options[1], **options}
             )
         except TypeError as error:
             raise TypeError(f"{self.name}: a call with options that are no JSON cannot be stored ({error})") from error
+        number = 0 if self.draws is None else next(self.draws[place])
+        return f"{place}/{number}" if number else place
 
     @property
     def bound_options(self) -> dict[str, Any]:

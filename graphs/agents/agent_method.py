@@ -10,9 +10,11 @@ fold with what was learned, and is told nothing. For worlds whose actions are to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import count
 from random import Random
 from typing import Any, ClassVar
 
@@ -81,14 +83,15 @@ def open_learner(settings: LearningAgent, world: Any, task: Task, model: Any) ->
     return make_learner(settings.learner, InMemoryStore(), model, **by_critic)
 
 
-def teach(graph: Any, learner: Any, tasks: Sequence[Task], run: str, shuffled: bool) -> None:
-    """Have the agent play the tasks in turn, and its middleware learn from their rewards."""
+def teach(graph: Any, learner: Any, tasks: Sequence[Task], run: str, shuffled: bool) -> Iterator[float]:
+    """Have the agent play the tasks in turn, and its middleware learn from their rewards, which are yielded one by one."""
     random, seen = Random(f"{run}/rewards"), list[float]()
     for number, task in enumerate(tasks):
         out = graph.invoke({"task": task, "run": f"{run}/{task.id}", "episode": number})
         seen.append(out["score"])
         learner.feedback(f"{run}/{task.id}/{number}", reward=random.choice(seen) if shuffled else seen[-1])
         learner.learn()
+        yield seen[-1]
 
 
 class EndOfEpisode(AgentMiddleware[Any, Any, Any]):
@@ -124,8 +127,8 @@ class Converse:
     def __call__(self, state: EpisodeInput) -> EpisodeCalls:
         thread, number = f"{state['run']}/{state['episode']}", state["episode"]
         episode, model = self.world.episode(state["task"]), self.model
-        if isinstance(model, CachedChatModel):  # equal questions of two episodes are two draws
-            model = replace(model, name=f"{model.name} {number}")
+        if isinstance(model, CachedChatModel):  # equal questions are draws of their own, also those of two episodes
+            model = replace(model, name=f"{model.name} {number}", draws=defaultdict(count))
         config: Any = {"configurable": {"thread_id": thread}, "recursion_limit": SUPERSTEPS * self.world.horizon}
         middleware = [EndOfEpisode(episode), *([self.learner] if self.learner else [])]
 

@@ -64,8 +64,9 @@ def ask_for_samples(
 
 def _takes_n(request: ModelRequest[Any], model: BaseChatModel) -> bool:
     """True if the model has the parameter, as far as is known. What reads a structured response sees the first reply only."""
-    can_listen = isinstance(request.model.callbacks, list | None)
-    return "n" in type(model).model_fields and can_listen and not request.response_format and "n" not in refused_options(model)
+    if "n" not in getattr(type(model), "model_fields", ()) or request.response_format or "n" in refused_options(model):
+        return False
+    return isinstance(request.model.callbacks, list | None)
 
 
 def log_probability(message: Any) -> float:

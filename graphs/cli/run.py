@@ -25,7 +25,7 @@ from ...memory.display import markdown_table
 from ...memory.errors import CommandError, UserError, did_you_mean, plural
 from ...memory.storage.postgres_store import without_password
 from ..arms import make_arm, method_settings, preset_names, shared_settings
-from ..experiments.dry_run import dry_run, forecast
+from ..experiments.dry_run import CostEstimate, dry_run, forecast
 from ..experiments.folder import Sweep, has_begun, parse_seeds, run_folder_name
 from ..experiments.harness import claim_sweeps, play_sweeps, runs_at_once, unfinished_runs
 from ..experiments.measures import LEARNING_METRICS, METRICS, RUN_METRICS
@@ -146,6 +146,9 @@ def _run_method(name: str, args: Sequence[str]) -> int:
     sweep = replace(sweep, folder=options.out or Path("runs") / run_folder_name(sweep))
     rows = tuple(arms.values())
     spec = Spec((Choice(options.env, options.env),), rows, (Choice(model, model),), against=rows[0].label, metrics=metrics)
+    if options.dry_run:
+        _check_command([sweep], options)
+        return dry_run([sweep], unplayed_notes(spec), sweep.folder, as_json=options.json)[0]
     return play_and_report(spec, [sweep], sweep.folder, options, ["learngraph", "run", name, *args])
 
 
@@ -160,7 +163,7 @@ def _run_file(args: Sequence[str]) -> int:
     wanted = wanted or [*tables] * bool(options.model and not options.only)
     if not wanted:
         return _list_tables(options, tables)
-    only, status = [name for name in options.only if name not in tables], 0
+    only, status, costs = [name for name in options.only if name not in tables], 0, CostEstimate("all")
     tokens, dollars = options.token_budget // len(wanted), options.dollar_budget / len(wanted)
     options = replace(options, token_budget=tokens, dollar_budget=dollars)
     for table in wanted:
@@ -180,6 +183,11 @@ def _run_file(args: Sequence[str]) -> int:
             continue
         spec = _with_flags(read_spec(tables[table], [*METRICS], place), options)
         planned = _share_budget(plan_sweeps(spec, folder, options.workers, only), options)
+        if options.dry_run:
+            _check_command(planned, options)
+            missing, cost = dry_run(planned, unplayed_notes(spec, only), folder, as_json=options.json)
+            status, costs = max(status, missing), costs + cost
+            continue
         command = ["learngraph", "run", str(options.file)]
         for one in ("seeds", "episodes"):
             if (given := getattr(options, one)) is not None:
@@ -187,9 +195,12 @@ def _run_file(args: Sequence[str]) -> int:
         for one in ("model", "only"):
             chosen = [table] * bool(table) + only if one == "only" else options.model
             command += [f"--{one}", *chosen] if chosen else []
-        if table and not options.dry_run:
+        if table:
             say(f"{place}: {forecast(planned)}")
         status = max(status, play_and_report(spec, planned, folder, options, command, name, only))
+    if options.dry_run and len(wanted) > 1 and not options.json:
+        price = f", ${costs.dollars:,.2f}" if costs.dollars else ""
+        print(f"\nall tables: about {costs.calls:,} calls{price}; --seeds N plays fewer tasks, or more")
     return status
 
 
@@ -251,16 +262,7 @@ def play_and_report(
     only: Sequence[str] = (),
 ) -> int:
     """Play what is left, and print what there is. Returns the exit status."""
-    if options.workers < 1:
-        raise CommandError(f"--workers is at least 1, got {options.workers}")
-    is_ray(options.engine)  # refuses an unknown one
-    for one in planned:
-        runs_at_once(one)
-    for one in planned:
-        if isinstance(one.options, LearningOptions) and (options.dry_run or unfinished_runs(one)[0]):
-            check_arms(one, asks_model=not options.dry_run)
-    if options.dry_run:
-        return dry_run(planned, unplayed_notes(spec, only), folder, as_json=options.json)
+    _check_command(planned, options)
     with claim_sweeps(planned, folder, name):
         with _resume_hint(folder):
             failures, has_played = play_sweeps(planned, options.workers, options.engine, is_file=bool(name))
@@ -291,6 +293,18 @@ def play_and_report(
     if graphs:
         print(f"graphs           {'  '.join(map(str, graphs))}")
     return 2 if failures else 0
+
+
+def _check_command(planned: Sequence[Sweep], options: RunOptions | FileOptions) -> None:
+    """Find mistakes of a command before anything is played."""
+    if options.workers < 1:
+        raise CommandError(f"--workers is at least 1, got {options.workers}")
+    is_ray(options.engine)  # refuses an unknown one
+    for one in planned:
+        runs_at_once(one)
+    for one in planned:
+        if isinstance(one.options, LearningOptions) and (options.dry_run or unfinished_runs(one)[0]):
+            check_arms(one, asks_model=not options.dry_run)
 
 
 @contextmanager

@@ -64,6 +64,16 @@ class CostEstimate:
     stages: Mapping[str, int] = field(default_factory=dict)
     """Calls of each stage, of a method that learns before it plays."""
 
+    def __add__(self, other: CostEstimate) -> CostEstimate:
+        """The sum of two estimates, under this one's name."""
+        return CostEstimate(
+            self.method,
+            self.calls + other.calls,
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            self.dollars + other.dollars,
+        )
+
     def times(self, share: float) -> CostEstimate:
         """The estimate of a share of the runs."""
         calls, read, written = (round(share * one) for one in (self.calls, self.input_tokens, self.output_tokens))
@@ -79,26 +89,31 @@ class LeftCosts(NamedTuple):
     estimate: CostEstimate
 
 
-def dry_run(planned: Sequence[Sweep], notes: Sequence[str], folder: Path, *, as_json: bool = False) -> int:
-    """Print what the runs that are left would take, method by method. Returns the exit status: 2 if some cannot be played."""
+def dry_run(planned: Sequence[Sweep], notes: Sequence[str], folder: Path, *, as_json: bool = False) -> tuple[int, CostEstimate]:
+    """Print what the runs that are left would take, method by method. Returns the exit status, which is 2 if some cannot be played, and
+    the sum."""
     costs, found, problems = _costs_left(planned, folder)
+    total = sum((one.estimate for one in costs), CostEstimate("all"))
     if as_json:
         for estimate in found:
             show(json.dumps(asdict(estimate)))
-        return 2 if problems else 0
+        return 2 if problems else 0, total
     lines = [["environment", "model", "method", "runs left", "episodes", "calls", "tokens read", "tokens written", "dollars"]]
     for sweep, arm, count, one in costs:
         numbers = (sweep.options.episodes, one.calls, one.input_tokens, one.output_tokens)
         dollars = f"{one.dollars:,.2f}" if sweep.options.has_prices else "–"
         left = f"{count} of {len(sweep.seeds)}"
         lines.append([sweep.world, sweep.model, arm.label, left, *(f"{number:,}" for number in numbers), dollars])
+    if len(costs) > 1:
+        sums = (f"{number:,}" for number in (total.calls, total.input_tokens, total.output_tokens))
+        lines.append(["all", "", "", "", "", *sums, f"{total.dollars:,.2f}" if total.dollars else "–"])
     runs = plural(sum(one.runs for one in costs), "run")
     said = f"{folder}: no model was asked. {runs} left; from their first episode they would take about"
     show(f"{said}\n\n{markdown_table(lines, left=3)}")
     is_alone = planned[0].folder == folder
     told = [*(_assumptions(planned[0], found) if is_alone else ()), *_budget_notes(costs), *notes]
     show("\n" + "\n".join([*problems, *told]))
-    return 2 if problems and not is_alone else 0
+    return 2 if problems and not is_alone else 0, total
 
 
 def forecast(planned: Sequence[Sweep]) -> str:

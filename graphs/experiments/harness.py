@@ -24,7 +24,7 @@ from .progress import ProgressRow, ScoreFollower, say, show_progress
 from .results import SeedResult, is_finished, read_result
 from .run_inputs import judge_node, loads_model
 from .spec import NO_MODEL
-from .training_free.options import LearningOptions
+from .training_free.options import LearningOptions, learning_arms
 
 __all__ = ["Run", "claim_sweeps", "play_sweeps", "runs_at_once"]
 
@@ -105,11 +105,13 @@ def _play_missing(
     by_concurrency: dict[int, list[Sequence[Job]]] = {}
     for one, batches in left:
         work = by_concurrency.setdefault(runs_at_once(one), [])
+        learners = learning_arms(one.arms) if isinstance(one.options, LearningOptions) else {}
         for batch in batches:
-            if not isinstance(one.options, LearningOptions):
+            if batch[0].arm.name not in learners:
                 work += [batch] if batch[0].arm.shares_memory else [(job,) for job in batch]
-        if isinstance(one.options, LearningOptions):  # what is learned from is played once for all arms of a seed
-            work += filter(None, ([job for of in batches for job in of if job.seed == seed] for seed in one.seeds))
+        for seed in one.seeds:  # what libraries are learned from is played once for all arms of a seed
+            if jobs := [job for batch in batches for job in batch if job.seed == seed and job.arm.name in learners]:
+                work.append(jobs)
     failures: Failures = {}
     for concurrency, work in by_concurrency.items():
         share = max(1, concurrency * min(processes, len(work)) // len(work))

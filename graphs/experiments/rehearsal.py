@@ -7,7 +7,9 @@ tokens before it answers. What a model will do is not known: one that ends its t
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -65,11 +67,8 @@ def _rehearse_run(job: Job, world: WatchedWorld) -> list[Usage]:
     files = RunFiles(Journal(), log, Rows(), Rows(), None, saver, TrainingLog(Rows()))
     begin = {"task": world.task(job.seed, job.options.split), "run": job.run, "episode": 0, "tokens": 0}
     config: Any = {"configurable": {"thread_id": job.thread}, "recursion_limit": 1_000_000}
-    ask.log.disabled = True  # what a stand-in does not manage is nothing to report
-    try:
+    with _no_warnings():
         run_graph(job, world, files, StandIn(world=world)).invoke(begin | {"episodes": min(most, EPISODES)}, config)
-    finally:
-        ask.log.disabled = False
     return extrapolate([row_usage(row) for row in log.values()], most)
 
 
@@ -82,14 +81,26 @@ def rehearse_agent(job: Job, problems: Sequence[Task], tests: Sequence[Task]) ->
     learner = open_learner(settings, world, tests[0], model) if settings.learner else None
     inputs = make_method_inputs(job.options, world, model, Journal(), job.arm.method)
     graph = job.arm.method.build(inputs, settings, learner=learner)
-    if learner is not None:
-        teach(graph, learner, problems, "rehearsal", settings.shuffled)
-    taught = len(model.spent)
-    for task in tests:
-        graph.invoke({"task": task, "run": f"rehearsal/{task.id}", "episode": 0})
+    with _no_warnings():
+        if learner is not None:
+            list(teach(graph, learner, problems, "rehearsal", settings.shuffled))
+        taught = len(model.spent)
+        for task in tests:
+            graph.invoke({"task": task, "run": f"rehearsal/{task.id}", "episode": 0})
     parts = (model.spent[:taught], len(problems)), (model.spent[taught:], len(tests))
     first, second = (share(sum(spent, Usage()), 1 / max(1, count)) for spent, count in parts)
     return first, second
+
+
+@contextmanager
+def _no_warnings() -> Iterator[None]:
+    """Log errors alone: what a stand-in does not manage is nothing to report."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def extrapolate(known: Sequence[Usage], count: int) -> list[Usage]:

@@ -176,13 +176,15 @@ def _write_failures(folder: Path, failures: Failures) -> None:
 
 def _failure_notes(planned: Sequence[Sweep], failures: Failures, folder: Path) -> list[str]:
     """A line for each sweep and reason, with the methods and seeds, and what to do."""
-    names = {one.folder: one for one in planned}
+    names, budgets = {one.folder: one for one in planned}, dict[Path, str]()
     seeds: dict[tuple[str, str, str], list[int]] = {}
     for (place, key, seed), failure in failures.items():
         one = names[place]
         arm = one.arms[key].label if key in one.arms else key
         name = f"{one.name}: " if one.folder != folder else ""
-        seeds.setdefault((name, f"{failure.kind}: {failure.reason}", arm), []).append(seed)
+        # Each run that stops names what was spent until then; the first one is enough.
+        reason = budgets.setdefault(place, failure.reason) if failure.kind == "stopped" else failure.reason
+        seeds.setdefault((name, f"{failure.kind}: {reason}", arm), []).append(seed)
     by_reason: dict[tuple[str, str, tuple[int, ...]], list[str]] = {}
     for (name, reason, arm), of in seeds.items():
         by_reason.setdefault((name, reason, tuple(sorted(of))), []).append(arm)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
@@ -63,6 +65,18 @@ class Counting(Runnable[Any, Any]):
 
 def used(read: int, written: int) -> UsageMetadata:
     return UsageMetadata(input_tokens=read, output_tokens=written, total_tokens=read + written)
+
+
+def test_equal_calls_are_draws_of_their_own_where_that_is_asked_for() -> None:
+    cache, model = Cache(), Counting()
+
+    def replies(**more: Any) -> list[str]:
+        asked = CachedChatModel(model, "m", cache, **more)
+        return [str(asked.invoke(QUESTION).content) for _ in range(3)]
+
+    assert replies() == ["1", "1", "1"]
+    assert replies(draws=defaultdict(count)) == ["1", "2", "3"]
+    assert replies(draws=defaultdict(count)) == ["1", "2", "3"], "a resumed run gets the draws that were stored"
 
 
 def recorded(model: Runnable[Any, Any] | None = None, cache: Cache | None = None, **more: Any) -> CachedChatModel:

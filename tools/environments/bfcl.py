@@ -28,7 +28,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import sys
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -233,12 +232,12 @@ def _check(conversation: _Conversation, turns: Sequence[Sequence[Sequence[str]]]
 @contextmanager
 def _precision() -> Iterator[None]:
     """Put back mpmath's precision, which one of the APIs sets for the whole process."""
-    before = sys.modules["mpmath"].mp.dps if "mpmath" in sys.modules else None
+    numbers = import_module("mpmath").mp  # waits for a thread that is just importing it
+    before = numbers.dps
     try:
         yield
     finally:
-        if before is not None:
-            sys.modules["mpmath"].mp.dps = before
+        numbers.dps = before
 
 
 def _forget(owner: str) -> None:

@@ -267,7 +267,9 @@ class LearningJob:
             world = shared_environment(self.options.env, self.options.horizon)
             self.learner = open_learner(settings, world, problems[0], self.critic())
             graph = self.rollout_graph(versions, journal, "rollout", None)
-            await asyncio.to_thread(teach, graph, self.learner, problems, f"{self.run}/train", settings.shuffled)
+            tasks = teach(graph, self.learner, problems, f"{self.run}/train", settings.shuffled)
+            while await asyncio.to_thread(next, tasks, None) is not None:
+                self.meter.check()  # an agent goes on without advice, and without a critic, that cannot be paid
 
     # The library of an arm
 

@@ -44,7 +44,7 @@ def learning_report(one: Sweep, table: ResultTable) -> tuple[list[str], list[str
     if any(usage.calls for usage in paid.values()):
         dollars = {stage: one.options.stage_prices(stage).cost(usage) for stage, usage in paid.items()}
         parts += [
-            "paid for, by stage (what arms share is paid once)",
+            f"{one.name}: paid for, by stage (what arms share is paid once)",
             usage_table(paid, dollars if any(dollars.values()) else {}),
         ]
     if drawn := next((label for label, seeds in learned.items() if any(seeds)), ""):

@@ -173,6 +173,8 @@ def test_a_file_of_several_tables_plays_the_one_that_is_named(here: Path, capsys
     assert bench(file, "--only", "figure3", "--dry-run") == 0
     assert "paper.toml, figure3: 3 trials of 1 scenarios a split, with guard\n" in capsys.readouterr().err
     assert not Path("runs/bench-paper-figure3").exists()
+    assert bench(file, "--only", "table1", "table2", "--dry-run") == 0
+    assert "\nall tables: about 0 calls; --seeds N plays fewer tasks, or more\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
