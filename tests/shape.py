@@ -13,14 +13,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 81_775, "tests": 67_230}
+LINES: Mapping[str, int] = {"source": 81_840, "tests": 67_300}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_232,
     "graphs/agents": 6_680,
     "graphs/baselines": 1_740,
     "graphs/cli": 2_912,
-    "graphs/experiments": 7_769,
+    "graphs/experiments": 7_820,
     "graphs/presets": 127,
     "graphs/serving": 2_200,
     "graphs/studio": 1_950,
