@@ -62,7 +62,14 @@ class Table:
 
 
 def make_table(title: str, head: Sequence[str], rows: Iterable[Sequence[Any]], count: int) -> Table:
-    """A table of at most 500 of `count` rows, the most important first; the title says how many are left out."""
+    """A table of at most 500 rows.
+
+    Args:
+        title: the title; it also says how many rows are left out.
+        head: names of the columns.
+        rows: the rows, the most important first.
+        count: the number of all rows.
+    """
     shown = tuple(tuple(map(cell_text, row)) for row in islice(rows, MAX_ROWS))
     more = f", the first {len(shown)} of {count}" if count > len(shown) else ""
     return Table(tuple(head), shown, title=f"{title}{more}")

@@ -179,6 +179,9 @@ def import_package(module: str, need: str, install: str) -> Any:
         module: name of the module, as `bm25s`.
         need: beginning of the error's message: what needs the package.
         install: end of the message: the command that installs the package.
+
+    Raises:
+        UserError: the module cannot be imported.
     """
     try:
         return importlib.import_module(module)

@@ -111,7 +111,11 @@ class SpendingLimit:
         return sum(self.stage_prices.get(stage, self.prices).cost(usage) for stage, usage in spent.items())
 
     def check(self) -> None:
-        """Raise if the budget is spent. Called before each call; calls in flight may still exceed the budget."""
+        """Raise if the budget is spent. Called before each call; calls in flight may still exceed the budget.
+
+        Raises:
+            BudgetSpent: a limit is reached.
+        """
         if self.max_dollars is None and self.max_tokens is None:
             return
         spent = self.cache.usage_by_stage()

@@ -80,7 +80,11 @@ class Catalogue(tuple[NodeEntry, ...]):
 
 
 def catalogue(verb: str | None = None) -> Catalogue:
-    """All nodes, makers and routers, or those of one verb, in the order of the learning loop."""
+    """All nodes, makers and routers, or those of one verb, in the order of the learning loop.
+
+    Raises:
+        UserError: there is no such verb.
+    """
     if verb is not None and verb not in VERBS:
         raise UserError(f"no nodes are filed under '{verb}'; there are {', '.join(VERBS)}")
     return Catalogue(entry for entry in _entries() if verb in (None, entry.verb))

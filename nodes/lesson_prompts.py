@@ -16,7 +16,14 @@ __all__ = ["SameLessonsShown", "append_lessons", "append_section", "render_lesso
 
 
 def select_lessons(library: Library, task: Task, first_observation: str, lessons_per_prompt: int = 0) -> tuple[Lesson, ...]:
-    """The lessons that a rollout of this task sees in all of its prompts: all, or the `lessons_per_prompt` that fit the task best."""
+    """The lessons that a rollout of this task sees, in all of its prompts.
+
+    Args:
+        library: the lessons.
+        task: the task.
+        first_observation: the text of the task's first observation.
+        lessons_per_prompt: number of lessons at most, those that fit the task best; 0: all.
+    """
     return library.select(f"{task.instruction}\n{first_observation}", lessons_per_prompt)
 
 
@@ -50,6 +57,11 @@ def append_lessons(messages: Sequence[BaseMessage], library_text: str, prompt: P
     """The messages with the lessons at the end of the system message, or in a new one; unchanged without lessons.
 
     A prompt whose part is `user` puts them at the end of the last message instead, as the paper does (Fig. 6).
+
+    Args:
+        messages: the messages of a prompt.
+        library_text: the lessons as text (`memory.lessons.library.Library.text`).
+        prompt: the text around the lessons; needs $lessons (`training_free_grpo/lessons`).
     """
     if not library_text.strip():
         return list(messages)

@@ -35,7 +35,11 @@ class Prompt:
 
     @classmethod
     def load(cls, name: str, overrides: Path | None = None) -> Prompt:
-        """The prompt `<name>.md` from `overrides` if it is there, else the one that comes with the package."""
+        """The prompt `<name>.md` from `overrides` if it is there, else the one that comes with the package.
+
+        Raises:
+            PromptError: there is no such prompt, or it is malformed.
+        """
         path = overrides / f"{name}.md" if overrides else PROMPTS_DIR / f"{name}.md"
         if overrides and not overrides.is_dir():
             raise PromptError(f"prompts: {overrides} is not a directory")
@@ -48,7 +52,11 @@ class Prompt:
 
     @classmethod
     def read(cls, name: str, text: str, source: str = "text") -> Prompt:
-        """The prompt in `text`, split at its `## role` headings; `source` names the text in errors."""
+        """The prompt in `text`, split at its `## role` headings; `source` names the text in errors.
+
+        Raises:
+            PromptError: the text is malformed.
+        """
         pieces = re.split(r"^## +(\w+) *$", text, flags=re.MULTILINE)
         if pieces[0].strip() or len(pieces) < 3:
             raise PromptError(f"prompt '{name}' ({source}) must begin with '## system' or '## user'")

@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 81_840, "tests": 67_300}
+LINES: Mapping[str, int] = {"source": 82_030, "tests": 67_300}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_232,
@@ -32,8 +32,8 @@ ROOMS: Mapping[str, int] = {
     "memory/lessons": 1_350,
     "memory/returns": 1_061,
     "memory/search": 1_515,
-    "memory/storage": 2_952,
-    "nodes": 2_795,
+    "memory/storage": 2_975,
+    "nodes": 2_815,
     "nodes/act": 1_942,
     "nodes/evaluate": 884,
     "nodes/extract": 2_073,
@@ -42,7 +42,7 @@ ROOMS: Mapping[str, int] = {
     "nodes/synthesize": 1_346,
     "nodes/update": 2_094,
     "tools/agent_tools": 1_420,
-    "tools/environments": 9_019,
+    "tools/environments": 9_030,
     "tools/local": 3_670,
     "tools/models": 986,
     "tools/notebook": 1_002,

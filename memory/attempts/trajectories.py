@@ -99,6 +99,9 @@ def return_to_go(trajectory: Trajectory, step: int, gamma: float = 1.0) -> float
         trajectory: the attempt.
         step: t, from 0.
         gamma: the discount, in [0, 1].
+
+    Raises:
+        BadMemory: the trajectory has no such step.
     """
     if not 0 <= step < len(trajectory.transitions):
         raise BadMemory(f"trajectory '{trajectory.id}' has {len(trajectory.transitions)} steps, asked for step {step}")
@@ -202,7 +205,11 @@ class Trajectories:
         return make_table(repr(self), head, rows, len(found))
 
     def recall_table(self, key: str, k: int = 10, **filters: Any) -> Table:
-        """A table of what a search would find, and why: similarity, return from that step on, and age in trajectories."""
+        """A table of what a search would find, and why: similarity, return from that step on, and age in trajectories.
+
+        Args:
+            key, k, filters: as for `search`.
+        """
         found = self.search(key, k, **filters)
         ages = {one.id: number for number, one in enumerate(reversed(list(self)))}
         rows = []
@@ -324,6 +331,9 @@ class Trajectories:
 
         Returns:
             The precedents; empty if there is none.
+
+        Raises:
+            BadMemory: an argument is out of range.
         """
         min_similarity = self.similarity.default_floor if min_similarity is None else min_similarity
         self._check_query(k, kind, min_similarity, per_trajectory)
@@ -348,7 +358,11 @@ class Trajectories:
             raise BadMemory(f"precedents of the kind {kind!r}: there are {', '.join(get_args(OutcomeFilter))}")
 
     def trajectory(self, id: str) -> Trajectory:
-        """The trajectory with this id."""
+        """The trajectory with this id.
+
+        Raises:
+            BadMemory: there is none.
+        """
         with self._lock:
             return self._kept[self._place(id)].trajectory
 

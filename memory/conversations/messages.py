@@ -64,7 +64,11 @@ def call_text(call: Mapping[str, Any]) -> str:
 
 
 def read_call(text: str) -> tuple[str, dict[str, Any]]:
-    """The name and the arguments of a call that `call_text` wrote. Nothing is evaluated: values are literals."""
+    """The name and the arguments of a call that `call_text` wrote. Nothing is evaluated: values are literals.
+
+    Raises:
+        UserError: the text is no such call.
+    """
     if (simple := _SIMPLE_CALL.fullmatch(text)) is not None:  # nearly all are; a parser takes many times as long
         return simple[1], {name: _literal(value) for name, value in _ARGUMENT.findall(simple[2])}
     try:

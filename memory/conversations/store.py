@@ -170,7 +170,11 @@ class ExportedConversation(Conversation):
 
 
 def finite_reward(value: Any) -> float:
-    """A number of any library as a reward."""
+    """A number of any library as a reward.
+
+    Raises:
+        UserError: it is no number, not finite, or too large to compute with.
+    """
     try:
         number = float(value) if isinstance(value, Real) else math.nan
     except OverflowError:
@@ -301,7 +305,11 @@ class ConversationStore:
             LOG.warning("a record is left out, since it cannot be read: %s", damage)
 
     def conversation(self, thread: str) -> Conversation:
-        """The recorded turns of a thread."""
+        """The recorded turns of a thread.
+
+        Raises:
+            UserError: nothing of it was recorded in this scope.
+        """
         found = self.turns.get(thread)
         if found is None:
             raise UserError(
@@ -321,7 +329,11 @@ class ConversationStore:
         return [] if found is None else list(found.turns[trajectory.episode : trajectory.episode + 1])
 
     def find_thread(self, run_id: str | None = None) -> str:
-        """The thread that a run was in, or, without a run, the only one that there is."""
+        """The thread that a run was in, or, without a run, the only one that there is.
+
+        Raises:
+            UserError: there is none, or several.
+        """
         known = self.turns.all()
         found = [one.id for one in known if run_id is None or any(turn.run_id == run_id for turn in one.turns)]
         if len(found) == 1:
@@ -472,7 +484,11 @@ class ConversationStore:
         return [one for one in self.quarantines.all() if not one.released]
 
     def release(self, thread: str) -> None:
-        """Learn from a quarantined conversation after all."""
+        """Learn from a quarantined conversation after all.
+
+        Raises:
+            UserError: it is not quarantined.
+        """
         with self._lock:
             known = self.quarantines.get(thread)
             if known is None or known.released:

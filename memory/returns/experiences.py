@@ -63,6 +63,9 @@ def returns(rewards: Sequence[float | None], gamma: float) -> list[float | None]
 
     A missing reward (None) is not zero. Every return that contains it is missing too: its own and all earlier ones (with
     gamma = 0 only its own).
+
+    Raises:
+        BadExperience: gamma is not in [0, 1].
     """
     if not 0 <= gamma <= 1:
         raise BadExperience(f"a discount gamma is between 0 and 1, got {gamma}")
@@ -234,7 +237,11 @@ class Experiences:
         return make_table(repr(self), head, rows, len(found))
 
     def recall_table(self, state: str, k: int = 10, threshold: float = 0.0, **scope: Unpack[ExperienceScope]) -> Table:
-        """A table of what would be recalled in a state, and why: similarity, visits, mean return, and age in episodes."""
+        """A table of what would be recalled in a state, and why: similarity, visits, mean return, and age in episodes.
+
+        Args:
+            state, k, threshold, scope: as for `neighbours`.
+        """
         found = self.neighbours(state, k, threshold, **scope)
         with self._lock:
             ages = {id: number for number, id in enumerate(reversed(self._episodes))}
@@ -446,7 +453,11 @@ class Experiences:
         self._scopes |= changed  # only now: an interrupted change must not count half an episode
 
     def prune(self, *, keep_last: int | None = None, drop: Callable[[Trajectory], bool] = lambda trajectory: False) -> int:
-        """Delete all but the last `keep_last` episodes, and those for which `drop` is true; returns the number of deleted ones."""
+        """Delete all but the last `keep_last` episodes, and those for which `drop` is true; returns the number of deleted ones.
+
+        Raises:
+            ValueError: `keep_last` is negative.
+        """
         if keep_last is not None and keep_last < 0:
             raise ValueError(f"cannot keep the last {keep_last} episodes: keep_last must be >= 0")
         with self._writing:
@@ -478,6 +489,9 @@ class Experiences:
             threshold: the least similarity, in [0, 1]; a state without a common token is never similar.
             scope: says which experiences count. With `before` or `window` the statistics are computed anew from the single
                 returns, at a cost that grows with the number of visits.
+
+        Raises:
+            ValueError: `window` is negative.
         """
         reading = self._read_query(state, **scope)
         with self._lock:

@@ -68,6 +68,9 @@ class SentenceEncoder(Embeddings):
 
     Args:
         model: the name of its repository, or its folder.
+
+    Raises:
+        UserError: there is no such model.
     """
 
     def __init__(self, model: str | os.PathLike[str]) -> None:
@@ -109,6 +112,9 @@ class APIEncoder(Embeddings):
         base_url: the address of the API, ending in /v1; OPENAI_BASE_URL if not given, and OpenAI's own without that.
         timeout: seconds that one request may take.
         max_retries: retries of rate-limited, failed and timed-out requests.
+
+    Raises:
+        UserError: the key is missing.
     """
 
     prompts = Prompts()

@@ -79,7 +79,11 @@ class IndexSegment(InvertedIndex):
 
     @classmethod
     def of(cls, rows: JaccardIndex) -> IndexSegment:
-        """The segment of these rows."""
+        """The segment of these rows.
+
+        Raises:
+            TypeError: a token is no text.
+        """
         known, numbers, sizes = rows.columns()
         return cls.make(hash_tokens(known)[numbers], sizes.astype(np.int64))
 

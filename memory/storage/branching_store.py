@@ -22,6 +22,9 @@ class BranchingStore(BaseStore):
 
     What is replaced or deleted is remembered in this process. Items that others write into the store inside are seen by their times
     alone.
+
+    Args:
+        store: any LangGraph store.
     """
 
     supports_ttl = True

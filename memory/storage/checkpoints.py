@@ -92,6 +92,9 @@ def drop_inner_checkpoints(saver: Any) -> None:
     """Delete from a SQLite file the checkpoints within subgraphs, such as the episodes of a run.
 
     A thread can still go back to the start of any subgraph; what lies within them can no longer be looked at or forked.
+
+    Args:
+        saver: what `open_checkpoints` gives for a path.
     """
     with _errors("the checkpoints"):
         saver.conn.execute("delete from checkpoints where checkpoint_ns != ''")

@@ -41,6 +41,9 @@ class Journal:
     Args:
         path: the file, made if missing; None: the journal lasts as long as the process.
         details: additional fields of a row that stay in memory, None for all; the file has all fields.
+
+    Raises:
+        RowsError: the file cannot be read or written.
     """
 
     def __init__(self, path: Path | str | None = None, details: Sequence[str] | None = ()) -> None:

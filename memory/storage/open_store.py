@@ -33,6 +33,9 @@ def open_store(where: str | os.PathLike[str], *, index: IndexConfig | None = Non
     Args:
         where: a directory (Chroma), a Chroma server's `http://host:port`, or `postgresql://user:password@host/database`.
         index: LangGraph's configuration of a vector index.
+
+    Raises:
+        UserError: it cannot be opened; the message says why.
     """
     if is_postgres(os.fspath(where)):
         from .postgres_store import PostgresMemory
@@ -48,6 +51,9 @@ def open_agent_store(where: str) -> BaseStore:
 
     Args:
         where: a directory (SQLite, which processes share), `chroma:DIRECTORY`, or what else `open_store` opens.
+
+    Raises:
+        UserError: it cannot be opened; the message says why.
     """
     if not (chroma := where.removeprefix("chroma:")).strip():
         raise UserError(f"a store is a folder or a URL; got {where!r}: is an environment variable not set?")

@@ -54,6 +54,9 @@ class RecordStore(Generic[R]):
         record: the type of the records.
         changes_kept: writes that what-ifs can look behind (memory/storage/branches.py); each keeps the record that it replaced in memory.
         on_damage: told of items that are no such record, which are then left out; None: they are errors.
+
+    Raises:
+        UserError: the labels are no valid namespace.
     """
 
     def __init__(

@@ -38,7 +38,13 @@ def snapshots_of(store: Any, namespace: tuple[str, ...]) -> Snapshots | None:
 
 
 class Snapshots:
-    """The snapshots of one namespace, by name."""
+    """The snapshots of one namespace, by name.
+
+    Args:
+        store: a `ChromaStore`, or one that passes on what it has.
+        namespace: labels of the namespace.
+        folder: where they lie.
+    """
 
     def __init__(self, store: Any, namespace: tuple[str, ...], folder: Path) -> None:
         self.store, self.namespace, self.folder = store, namespace, folder

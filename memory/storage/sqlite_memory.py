@@ -72,6 +72,9 @@ class SqliteMemory(SqliteStore):
         """Execute operations: reads, then writes; after a deletion nothing of what was deleted is in the files.
 
         Each is a transaction of its own: one that has read cannot wait for another process's write, whatever the timeout.
+
+        Raises:
+            UserError: the file was closed.
         """
         if self._is_closed:
             raise UserError("this learner was closed, or its store: make another one to go on")

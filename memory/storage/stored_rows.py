@@ -20,6 +20,10 @@ class StoredRows(Rows):
     """Rows by id (the row's `id` field), in the order of writing. A row that is there already is not written again.
 
     What other processes write is seen after `refresh`.
+
+    Args:
+        store: any LangGraph store.
+        namespace: labels of the namespace.
     """
 
     def __init__(self, store: BaseStore, namespace: Sequence[str]) -> None:

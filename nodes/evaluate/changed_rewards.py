@@ -38,7 +38,15 @@ class ChangedRewards:
 
 
 def shift_judge(journal: Journal, text: str) -> ChangedRewards:
-    """Add a constant to every reward."""
+    """Add a constant to every reward.
+
+    Args:
+        journal: holds the attempt.
+        text: the constant, in the world's units.
+
+    Raises:
+        UserError: it is no finite number.
+    """
     try:
         constant = float(text)
     except ValueError:

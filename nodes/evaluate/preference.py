@@ -37,6 +37,10 @@ def preference_judge(model: Runnable[Any, Any], prompts: Path | None = None) -> 
 
     The state holds `instruction`, `first` and `second`. Judges favour a position, so both orders have to be asked for. If no reply can
     be read, `preferred` is None.
+
+    Args:
+        model: the judge.
+        prompts: a directory whose files override ours.
     """
     prompt = Prompt.load("judge/pairwise", prompts)
 

@@ -242,6 +242,13 @@ def random_lessons(
 
     Worlds played step by step give a state with an action taken there (different states, as long as there are any); written
     answers give sentences of three words or more.
+
+    Args:
+        rollouts: the rollouts to draw from.
+        count: number of lessons.
+        limits: the limits of the library.
+        seed: seed of the draw.
+        tokens: counts the tokens of a text.
     """
     pools: dict[str, list[str]] = {}
     for rollout in sorted(rollouts, key=lambda r: r.id):

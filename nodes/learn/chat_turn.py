@@ -94,7 +94,11 @@ class Engine(Protocol):
         """Labels of the loaded versions, without the base model's."""
 
     async def vitals(self) -> dict[str, float]:
-        """A sign of life from the model itself: `waiting` and `running` replies, and what else it counts."""
+        """A sign of life from the model itself: `waiting` and `running` replies, and what else it counts.
+
+        Raises:
+            UserError: it does not answer.
+        """
 
     async def close(self) -> None:
         """Cancel running requests and free the model."""

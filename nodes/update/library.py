@@ -199,6 +199,9 @@ def choose_problems(
         held_out_count: number of held-out problems.
         problems: problems to learn on, if they are given.
         held_out: held-out problems, if they are given.
+
+    Raises:
+        UserError: see `deduplicate`.
     """
     if environment is None:  # a drawing has no environment
         return [], [], []

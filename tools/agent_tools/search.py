@@ -145,6 +145,9 @@ def _cut(text: str) -> str:
 def web_search_tool(k: int = 5) -> BaseTool:
     """A tool that searches the web and takes a query, through LangChain's package. Making the tool sends nothing.
 
+    Args:
+        k: results in an answer, at least 1.
+
     Raises:
         SearchError: no key is set, or its package is missing; the message names both.
     """

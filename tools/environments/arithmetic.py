@@ -351,7 +351,11 @@ class Game24(TurnWorld[_Turn]):
         return replace(self.puzzle_task(_join(pick_task(self.name, self._splits, split, seed))), id=f"game24-{split}-{seed}")
 
     def puzzle_task(self, numbers: str) -> Task:
-        """The task of a given puzzle, e.g. `4 5 6 10`."""
+        """The task of a given puzzle, e.g. `4 5 6 10`.
+
+        Raises:
+            UserError: these are not four numbers from 1 to 13, or they cannot make 24.
+        """
         puzzle = _puzzle(numbers)
         text = (
             f"make {_TARGET} from the numbers {_join(puzzle)}: use each exactly once, with + - * / and brackets only.\n"

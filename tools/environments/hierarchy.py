@@ -299,6 +299,9 @@ def next_attack(scenario: Scenario, turns: Sequence[HierarchyTurn], frozen: bool
         frozen: a user that does not adapt: it says what it would have said after `compliant_reply`, so that its messages are the
             same for every model.
         salt: draws another user, with other aims and other ways to ask.
+
+    Raises:
+        UserError: the user has no turn left.
     """
     if len(turns) >= MAX_TURNS:
         raise UserError(f"scenario {scenario.id}: all {MAX_TURNS} turns are over; `is_over` tells when a chat has ended")

@@ -68,7 +68,11 @@ class ChallengeWorld:
         return said
 
     def verify(self, scenario: Challenge, user: str, reply: str) -> HierarchyVerdict:
-        """Judge a reply to a message; a broken instruction is named by its text, which is all that the layout gives."""
+        """Judge a reply to a message; a broken instruction is named by its text, which is all that the layout gives.
+
+        Raises:
+            UserError: the row's program fails.
+        """
         text, is_done = run_alone(f"{scenario.grader}\n\nprint(bool(grade_output_correct({user!r}, {reply!r})))")
         verdict = text.strip().rpartition("\n")[2]
         if not is_done or verdict not in ("True", "False"):
@@ -111,6 +115,9 @@ def _read_row(line: str, place: str) -> Challenge:
 def challenge_stream(challenges: Sequence[Challenge], size: int, shuffle: int = 0, seed: int = 0) -> list[Challenge]:
     """Five splits of `size` rows that the seed draws, by their kinds, so that each split asks for other things (our reading of the
     paper's shift); another `shuffle` than 0 draws the order of the splits and in each.
+
+    Raises:
+        UserError: there are too few.
     """
     if len(challenges) < 5 * size:
         raise UserError(f"five splits of {size} scenarios need {5 * size} rows, got {len(challenges)}")

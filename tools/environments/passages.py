@@ -144,7 +144,11 @@ class Passages(TurnWorld[_Turn]):
         return Task(f"hotpot-{split}-{seed}", self.questions[place].text, place)
 
     def question(self, task: Task) -> _Question:
-        """The question of a task, with its answer and the other fields of the file."""
+        """The question of a task, with its answer and the other fields of the file.
+
+        Raises:
+            UserError: the task is of another file.
+        """
         return find_row(self.name, self.questions, task)
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:

@@ -129,7 +129,11 @@ class Writing(WrittenAnswer):
         return tuple(random.Random(f"writing {split} {seed}").sample(_own(split), PARAGRAPHS))
 
     def sentences(self, task: Task) -> tuple[str, ...]:
-        """The four sentences of a task."""
+        """The four sentences of a task.
+
+        Raises:
+            UserError: the task is of another source.
+        """
         seed, split = seed_split(self.name, task)
         if self.rows and split == "test" and seed >= len(self.rows):
             raise UserError(f"{self.name}: has no task {task.id} (seed {task.seed})")

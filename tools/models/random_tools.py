@@ -29,6 +29,9 @@ __all__ = ["HeedfulToolModel", "RandomToolModel"]
 class RandomToolModel(BaseChatModel):
     """Calls one of its tools at random after each message of the user, then says that it is done.
 
+    Args:
+        seed: of its draws.
+
     Raises:
         UserError: a tool has an argument whose values are not listed (an enum, a `Literal`, a boolean), and that is required.
     """

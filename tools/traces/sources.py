@@ -70,6 +70,9 @@ def open_traces(place: str, form: str, *, project: str = "", feedback: RewardKey
         project: in the service: LangSmith's project, MLflow's experiment.
         feedback: the feedback that is the reward; not given: the only one that a trace has.
         more: of the client of a service (`TraceApi`).
+
+    Raises:
+        UserError: the form is none, or has no service.
     """
     is_file, place = "://" not in place, place.rstrip("/")
     if form not in (known := [*_READERS] if is_file else [*_SERVICES]):

@@ -571,7 +571,19 @@ def _clone_sharing_weights(network: Any) -> Any:
 
 
 class InProcessLearner(LabelledLearner):
-    """Gradient steps on the versions of all adapters, in this process. `WorkerLearner` does the same in another one."""
+    """Gradient steps on the versions of all adapters, in this process. `WorkerLearner` does the same in another one.
+
+    Args:
+        model: the base model, or its name as `open_model` takes it.
+        folder: see `LabelledLearner`.
+        write: see `LabelledLearner`.
+        settings: see `LoRATrainer`.
+        scratch: see `LabelledLearner`.
+        threads: of the model, if it is opened here.
+
+    Raises:
+        UserError: the model does not run in this process.
+    """
 
     def __init__(
         self,

@@ -71,6 +71,9 @@ class TrlTrainer:
         folder: of the versions, made if missing.
         settings: the adapter, and how it is trained.
         meter: counts the operations of the model's passes, if there is one already.
+
+    Raises:
+        UserError: TRL or PEFT is not installed.
     """
 
     def __init__(self, model: LocalChatModel, folder: Path, settings: WeightSettings, meter: FlopMeter | None = None) -> None:

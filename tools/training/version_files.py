@@ -137,7 +137,11 @@ class VersionFiles:
         optimizer: torch.optim.Optimizer,
         critic: torch.nn.Module | None,
     ) -> None:
-        """Write a version's files into an empty folder."""
+        """Write a version's files into an empty folder.
+
+        Raises:
+            UserError: a file cannot be written.
+        """
         try:
             (folder / CONFIG_FILE).write_bytes(self.config)
             save_file(
