@@ -36,14 +36,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from ..memory.attempts.trajectories import OutcomeFilter, Trajectories
 from ..memory.errors import UserError
 from ..memory.search.encoders import EncoderOptions
 from ..nodes.act.choose import Choose
 from ..nodes.act.episode import Act, Begin
-from ..nodes.arguments import ArgumentCheck
+from ..nodes.arguments import ArgumentCheck, Count, Range, Share
 from ..nodes.retrieve.attempts import Push, ReadOnlyMemory
 from ..nodes.retrieve.recollect import Excerpts, PrecedentsPart, Recollect
 from ..nodes.retrieve.triggers import CheckTriggers, Trigger, route_memory_request
@@ -74,7 +74,7 @@ from .wiring.banks import (
 )
 from .wiring.episode import AttemptState, episode_graph
 from .wiring.flow import Graph, Node, Router, parse_flow
-from .wiring.inputs import NOT_GIVEN, SHARED, MethodInputs, check_least, given_settings
+from .wiring.inputs import NOT_GIVEN, SHARED, MethodInputs, given_settings
 
 __all__ = ["MODES", "AdaMEM", "Mode", "build", "deciding_nodes"]
 
@@ -153,7 +153,7 @@ class AdaMEM(ArgumentCheck):
     """The author of strategies: the model, or `RecallStrategy`, a rule (an ablation, and for work without a language model)."""
 
     # Retrieval: the precedents of a strategy
-    k: int = field(default=4, metadata=SHARED)
+    k: Count = field(default=4, metadata=SHARED)
     """k: precedents retrieved. Paper: 1; more helped up to 16."""
     retrieval_key: KeyName = "structured"
     """phi(s_t): `structured`, of the goal and the present state; `whole`, of the whole prompt with its history, as in the paper."""
@@ -161,9 +161,9 @@ class AdaMEM(ArgumentCheck):
     """The trajectories that precedents come from: those of a `success` (paper), or `all`."""
     success_threshold: float | None = field(default=None, metadata=SHARED)
     """The return from which a trajectory counts as a success; the environment's own threshold if not given."""
-    min_similarity: float | None = None
+    min_similarity: Share | None = None
     """The least similarity of a precedent; None: that of the comparison (0.21 by words; of the embedder). Paper: 0, any."""
-    max_per_trajectory: int = 1
+    max_per_trajectory: Annotated[int, Range(0)] = 1
     """Precedents from one trajectory at most; 0: any number, as in the paper."""
     distinct: bool = True
     """True if only the best of the steps with the same key and action is a precedent, by its return from there on. Paper: no."""
@@ -182,9 +182,9 @@ class AdaMEM(ArgumentCheck):
     # Triggers: when memory is asked
     triggers: tuple[Trigger, ...] = ("vote",)
     """The triggers that ask for memory in `high`, for another strategy in `low` (nodes/retrieve/triggers.py). Paper: vote."""
-    min_confidence: float = 0.6
+    min_confidence: Share = 0.6
     """`vote` of a model that scores actions: its best action is less probable than this. Ours."""
-    stall_steps: int = 4
+    stall_steps: Count = 4
     """`stalled`: steps without progress."""
 
     # The memory
@@ -203,24 +203,20 @@ class AdaMEM(ArgumentCheck):
     # Prompts and the choice among scored actions
     wording: presets.Wording = "ours"
     """The prompts of a model that writes: our own, or what the paper's say (nodes/prompts/paper/adamem)."""
-    followup_steps: int | None = 8
+    followup_steps: Annotated[int, Range(0)] | None = 8
     """Steps shown of those that followed a precedent; None: all, as in the paper."""
-    max_state_chars: int | None = 1500
+    max_state_chars: Count | None = 1500
     """Characters of a precedent's observations (400 for a scoring model); None, as in the paper: all, and all steps before it."""
-    history_steps: int | None = field(default=None, metadata=SHARED)
+    history_steps: Annotated[int, Range(0)] | None = field(default=None, metadata=SHARED)
     """Earlier steps of the episode in prompts; None: as many as fit. Paper: all."""
-    temperature: float = field(default=1.0, metadata=SHARED)
+    temperature: Annotated[float, Range(0)] = field(default=1.0, metadata=SHARED)
     """The temperature of the softmax over scored actions; 0 takes the best. A model that writes has its own (paper: 0.7)."""
 
     def __post_init__(self) -> None:
-        check_least(self, "adamem", k=1, stall_steps=1, max_per_trajectory=0)
-        check_least(self, "adamem", followup_steps=0, temperature=0)
         if self.tuned and not re.fullmatch(r"(step|outcome)@[1-9]\d*", self.tuned):
             raise UserError(f"adamem: tuned is step@N or outcome@N, got {self.tuned!r}")
         if self.mode == "no-precedents" and self.author == "rule":
             raise UserError("adamem: the rule writes from precedents, and mode no-precedents has none; use author=model")
-        if not 0 <= self.min_confidence <= 1:
-            raise UserError(f"adamem: min_confidence is from 0 to 1, got {self.min_confidence}")
 
     preset_temperatures: ClassVar[Mapping[str, float]] = {"paper-low": 0.7, "paper-high": 0.7}  # the paper's, of its model
 

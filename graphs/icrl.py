@@ -19,14 +19,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from ..memory.attempts.buffer import Buffer
+from ..nodes.arguments import Count, Range
 from ..nodes.evaluate.judge import NoJudge, ZeroJudge
 from ..nodes.retrieve.attempts import AttemptsPart, Compose, InstructionStrategy, plain_instructions, round_instructions
 from .wiring.episode import ChoiceSettings, WordingSettings, attempt_nodes, episode_graph
 from .wiring.flow import Graph, Node
-from .wiring.inputs import NOT_GIVEN, MethodInputs, check_least, given_settings
+from .wiring.inputs import NOT_GIVEN, MethodInputs, given_settings
 
 __all__ = ["FLOW", "ICRL", "build"]
 
@@ -61,14 +62,14 @@ class ICRL(WordingSettings, ChoiceSettings):
     """The attempts in a prompt: `budget`, all of them whole if they fit in `max_memory_tokens`, else the best and the newest whole and
     the most telling others whole or as one line (nodes/retrieve/budget.py); `all`, as in the paper; or the `last` ones. Of `all` and
     `last` the newest that fit the model's window are shown."""
-    max_memory_tokens: int | None = None
+    max_memory_tokens: Annotated[int, Range(0)] | None = None
     """Tokens of earlier attempts in a prompt with `selection="budget"`; half of the model's window, but at most 16,384, if not given.
     Paper: no limit."""
-    last_n: int = 3
+    last_n: Count = 3
     """Attempts shown with `selection="last"`. Paper's ablation: 3."""
-    rearrange_every: int = 5
+    rearrange_every: Count = 5
     """Rounds between two rearrangements of older attempts with `selection="budget"`; prompts are stable in between."""
-    max_state_chars: int | None = 200
+    max_state_chars: Count | None = 200
     """Characters of a past state's first line that prompts of a model whose actions are scored show. A model that chats sees what
     it read then, up to 600 tokens of each text. None: both whole. The buffer keeps all. Paper: actions cut to 100, observations
     whole."""
@@ -76,9 +77,6 @@ class ICRL(WordingSettings, ChoiceSettings):
     # The answer
     commit: Literal["best", "last"] = "best"
     """The attempt that a run ends with: the `best` by the rewards that were seen, or the `last`, as in the paper's Table 2."""
-
-    def __post_init__(self) -> None:
-        check_least(self, "icrl", last_n=1, rearrange_every=1, max_state_chars=1, temperature=0, max_memory_tokens=0)
 
     preset_temperatures: ClassVar[Mapping[str, float]] = {"paper": 1.0}
     """The temperature of its code in ScienceWorld, which is the default of APIs; the paper does not state it."""

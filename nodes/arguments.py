@@ -1,19 +1,19 @@
-"""A check of what a class is made with, or a function is given: a misspelt name, or a value of another kind, is a sentence."""
+"""A check of what a class is made with, or a function is given: a misspelt name, or a value of another kind or size, is a sentence."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import cache
 from inspect import signature
 from math import inf, isfinite
 from numbers import Integral, Real
 from types import FunctionType, NoneType, SimpleNamespace, UnionType
-from typing import Any, Literal, Self, Union, Unpack, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Self, Union, Unpack, get_args, get_origin, get_type_hints
 
-from ..memory.errors import UserError, did_you_mean, nearest, type_of
+from ..memory.errors import UserError, did_you_mean, nearest, plural, type_of
 
-__all__ = ["ArgumentCheck", "check_value"]
+__all__ = ["ArgumentCheck", "Range", "check_value"]
 
 KINDS: dict[Any, Any] = {int: Integral, float: Real}
 PACKAGE = __name__.partition(".")[0] + "."
@@ -24,6 +24,21 @@ WORDS |= {Callable: "a function", Sequence: "a sequence", Mapping: "a mapping", 
 RANGES: dict[str, float] = {"epsilon": 1, "gamma": 1, "lam": 1, "discount": 1, "untried_share": 1, "min_prior": 1}
 RANGES |= dict.fromkeys(("alpha", "beta", "bonus", "c", "kappa", "penalty", "temperature"), inf)
 """Name of a number that nodes are made with and that is not negative -> its greatest value. Whole numbers never are."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers that an argument may be, or the numbers of items that it may have: `Annotated[float, Range(0, 1)]`."""
+
+    least: float
+    most: float = inf
+
+    def __str__(self) -> str:
+        return f"of at least {self.least:g}" if self.most == inf else f"from {self.least:g} to {self.most:g}"
+
+
+Count = Annotated[int, Range(1)]
+Share = Annotated[float, Range(0, 1)]
 
 
 class ArgumentCheck:
@@ -70,19 +85,26 @@ def check_argument(owner: str, name: str, value: Any, hint: Any) -> None:
 def arguments_of(cls: Any) -> dict[str, Any]:
     """The arguments of a class, with those of its bases, and their types."""
     if is_dataclass(cls):
-        return get_type_hints(cls)
+        return get_type_hints(cls, include_extras=True)
     found = dict[str, Any]()
     for make in (vars(kind).get("__init__") for kind in reversed(cls.__mro__)):
-        hints = get_type_hints(make) if isinstance(make, FunctionType) else {}
+        hints = get_type_hints(make, include_extras=True) if isinstance(make, FunctionType) else {}
         for name in signature(make).parameters if isinstance(make, FunctionType) else ():
             hint = hints.get(name, Any)
-            found |= get_type_hints(get_args(hint)[0]) if get_origin(hint) is Unpack else {name: hint}
+            found |= get_type_hints(get_args(hint)[0], include_extras=True) if get_origin(hint) is Unpack else {name: hint}
     return found
 
 
 def match_type(value: Any, hint: Any) -> tuple[bool, str]:
     """True if a value is of a type, as far as that can be told, with its texts and numbers; and the type in words."""
     kind = get_origin(hint) or hint
+    if kind is Annotated:
+        fits, words = match_type(value, hint.__origin__)
+        for limit in (one for one in hint.__metadata__ if isinstance(one, Range)):
+            size = value if (is_number := hint.__origin__ in KINDS) or not fits else len(value)
+            fits = fits and limit.least <= size <= limit.most
+            words += f" {limit}" if is_number else f" of at least {plural(int(limit.least), 'item')}"
+        return fits, words
     if kind is Literal:
         return value in get_args(hint), f"one of {', '.join(map(str, get_args(hint)))}"
     if kind is Any or not isinstance(kind, type):
@@ -99,7 +121,7 @@ def match_type(value: Any, hint: Any) -> tuple[bool, str]:
     fits = hasattr(value, "invoke") if kind.__name__ in MODELS else isinstance(value, KINDS.get(kind, kind)) and not is_text
     is_alike = kind in (Sequence, Mapping) or (kind is tuple and len({*get_args(hint)} - {Ellipsis}) == 1)
     inner = get_args(hint)[kind is Mapping :][:1] if fits and is_alike else ()
-    if inner and (get_origin(inner[0]) or inner[0]) in WORDS:
+    if inner and (get_origin(inner[0]) or inner[0]) in (*WORDS, Literal):
         each = [match_type(one, inner[0]) for one in (value.values() if isinstance(value, Mapping) else value)]
         if wrong := next((said for is_one, said in each if not is_one), None):
             return False, f"{words}, each of it {wrong}"

@@ -13,14 +13,14 @@ from langgraph.store.base import BaseStore
 
 from ...memory.conversations.reviews import mark_answered
 from ...memory.errors import UserError
-from .scope_values import ScopeError, escape_label
+from .scope_values import ROOT, ScopeError, escape_label
 
 __all__ = ["DOMAIN", "AgentIdentity"]
 
-ROOT = "agents"
-"""The first label of all namespaces of learners."""
 DOMAIN = DEFAULT_NAME = "agent"
 """The name of an agent that has none; and the domain of all conversations, which namespaces keep apart by agent."""
+SAID_BY = "learngraph_agent"
+"""Key of a message's metadata, which no provider is sent: the agent whose node of a graph has said it."""
 LEAST_COMMON = 0.5
 """Share of the smaller set of tools that two agents of one unnamed memory have in common at least."""
 
@@ -38,6 +38,7 @@ class AgentIdentity:
 
     def __init__(self, store: BaseStore | str | Path | None, name: str | None) -> None:
         self._opened: BaseStore | None = None
+        self._process = os.getpid()
         if isinstance(store, str | Path):
             from ...memory.storage.open_store import open_agent_store
 
@@ -52,6 +53,8 @@ class AgentIdentity:
             raise UserError(f"name is the agent's, a text; got {name!r}")
         self._store, self._given = store, name
         self._bound: str | None = None
+        self.is_node = False
+        """True: it is a node of a graph of its own (`LearningMiddleware.node`)."""
         self._of_run: str | None = None
         self._answerable: Collection[str] = ()
         self._tools = set[str]()
@@ -99,7 +102,10 @@ class AgentIdentity:
         return list(dict.fromkeys(labels for labels in found if len(labels) == depth))
 
     def label(self) -> str:
-        """The name as a label of a namespace."""
+        """The name as a label of a namespace; raises UserError in a child of the process that opened the folder or the URL."""
+        if self._opened is not None and self._process != os.getpid():
+            where = "make it in each worker, as in gunicorn's post_fork or without --preload"
+            raise UserError(f"this learner was made before a fork, and its connection belongs to the other process: {where}")
         return escape_label(self.name) if self._given or self._bound or self._of_run else self.name
 
     def read_run(self, runtime: Any, metadata: Mapping[str, Any]) -> None:
@@ -133,14 +139,22 @@ class AgentIdentity:
             )
         return name
 
+    def sign(self, message: Any) -> Any:
+        """A message of this agent's node, with its name in the metadata: other nodes may say something, too."""
+        signed = {**message.response_metadata, SAID_BY: self._given or DEFAULT_NAME}
+        return message.model_copy(update={"response_metadata": signed})
+
     def own_messages(self, messages: Sequence[Any]) -> list[Any]:
-        """The messages without what other agents of a graph have said and called; what they were told by tools was read here, too.
+        """The messages without what other agents and nodes of a graph have said and called; what tools told them was read here, too.
 
         Results that a person wrote in a tool's place are marked.
         """
-        mine = (None, self._bound) if self._bound else ()
-        kept = [one for one in messages if not mine or not isinstance(one, AIMessage) or one.name in mine]
-        return mark_answered(kept, self._answerable)
+        mine, signed = (None, self._bound), self._given or DEFAULT_NAME
+
+        def is_own(one: AIMessage) -> bool:
+            return one.response_metadata.get(SAID_BY) == signed if self.is_node else not self._bound or one.name in mine
+
+        return mark_answered([one for one in messages if not isinstance(one, AIMessage) or is_own(one)], self._answerable)
 
     def read_tools(self, tools: Sequence[Any]) -> None:
         """Compare the tools of an agent without a name with those of the agents that have used this memory before.

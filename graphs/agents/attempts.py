@@ -69,7 +69,7 @@ class ConversationAttempts:
         for one in newest if only is None else sorted((known[id] for id in only), key=lambda one: one.episode):
             if one.id.rpartition("/")[0] != without_thread and one.id not in hidden:
                 found.add(one)
-        return found, 1 + max((one.episode for one in newest), default=-1)
+        return found, 1 + max((one.episode for one in newest if one.id not in hidden), default=-1)
 
     def best_alike(self, task: str, request: str, without_thread: str) -> list[str]:
         """Ids of the attempts at a task that begin most like this, the best first; behind them the newest without a word in common.

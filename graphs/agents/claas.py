@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any, ClassVar, Unpack
+from typing import Annotated, Any, ClassVar, Unpack
 
 import httpx
 from langchain.agents.middleware import ModelRequest
@@ -24,6 +24,7 @@ from ...memory.conversations.store import Conversation, ConversationStore, Ratin
 from ...memory.errors import UserError
 from ...memory.records import Trajectory
 from ...memory.telemetry import traceparent
+from ...nodes.arguments import Range
 from .consultation import Advice, Consultation, PendingCall, Place
 from .learner import LearnerOptions, LearningMiddleware
 from .scope_values import ScopeValue, ThreadId
@@ -59,7 +60,7 @@ class FeedbackMiddleware(LearningMiddleware[NoMemory]):
         *,
         base_url: str,
         api_key: str = "",
-        timeout: float = 30.0,
+        timeout: Annotated[float, Range(0.1)] = 30.0,
         **options: Unpack[LearnerOptions],
     ) -> None:
         super().__init__(store, **options)

@@ -4,7 +4,7 @@ The critic never stands in a user's way: conversations are studied by a thread o
 came from another process, after the next model call in their scope (`study="background"`); or by a job alone, which calls `learn`
 (`study="job"`). The critic is the agent's own model, known from its first call, or another one. Its text is kept in the store under an
 id derived from the conversation's: two processes that study the same conversation keep one text. Feedback that changes has the
-conversation studied again.
+conversation studied again; until then the text holds, unless a success has become a failure, or a failure a success.
 
 No conversation stops the others. A reply that cannot be read is asked for again, at most twice (nodes/ask.py); then the conversation is given up, and counted; so is a conversation that cannot be
 shown to the critic. One that the critic fails at goes to the end of the queue, and counts as unreadable after `MOST_TRIES` if the critic
@@ -20,7 +20,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack
 
 from langchain_core.runnables import Runnable
 from langgraph.store.base import BaseStore
@@ -29,6 +29,7 @@ from ...memory.conversations.store import ConversationStore, Rating, Reflection,
 from ...memory.errors import UserError, plural
 from ...memory.records import Trajectory
 from ...memory.telemetry import memory_names, span
+from ...nodes.arguments import Count
 from ...nodes.ask import Ask, BadReply, is_refused_request
 from ...nodes.retrieve.user_share import within_share
 from .agent_card import agent_card
@@ -62,7 +63,7 @@ class CriticOptions(LearnerOptions, total=False):
     """Options that all middlewares with a critic take (`CriticMiddleware`)."""
 
     study: Study
-    window: int | None
+    window: Count | None
 
 
 class StudyIndex(Generic[Content]):
@@ -76,7 +77,7 @@ class StudyIndex(Generic[Content]):
     def __init__(self, method: str, content: Content) -> None:
         self.method, self.content = method, content
         self.reflections: dict[str, Reflection] = {}
-        """By id of the trajectory: those that hold."""
+        """By id of the trajectory: those that hold, also while it waits to be studied again."""
         self.waiting: dict[str, Trajectory] = {}
         self.agent_model: Runnable[Any, Any] | None = None
         """The model of the agent's last call in this scope, the critic where none is given: those of other tenants may differ."""
@@ -109,7 +110,7 @@ class StudyIndex(Generic[Content]):
         return f"{self.method}/{trajectory.id}"
 
     def take_news(self, store: ConversationStore) -> list[tuple[Trajectory, Reflection | None]]:
-        """The changes since the last look: conversations with a reflection that holds, or with None if they wait for the critic."""
+        """The changes since the last look: conversations with the reflection that holds, or with None."""
         with self._lock:
             if not self._news:
                 return []
@@ -118,15 +119,23 @@ class StudyIndex(Generic[Content]):
             for id, trajectory in self._news.items():
                 key = self.reflection_id(trajectory)
                 written = all_written.get(key) if all_written is not None else store.reflections.get(key)
-                changed.append((trajectory, written if written and written.about == trajectory_digest(trajectory) else None))
-                if changed[-1][1] is None:
-                    self.waiting[id] = trajectory
-                    self.reflections.pop(id, None)
-                else:
+                if written is not None and written.about == trajectory_digest(trajectory):
                     self.waiting.pop(id, None)
-                    self.reflections[id] = cast(Reflection, written)
+                else:
+                    self.waiting[id] = trajectory
+                if written is None or _is_turned(written.reward, trajectory.value):
+                    self.reflections.pop(id, None)
+                    written = None
+                else:
+                    self.reflections[id] = written
+                changed.append((trajectory, written))
             self._news.clear()
             return changed
+
+    @property
+    def studied_reflections(self) -> list[Reflection]:
+        """The reflections on conversations that do not wait."""
+        return [one for id, one in self.reflections.items() if id not in self.waiting]
 
     def next_group(self, size: int | None, without: Collection[str], share: float = 1.0) -> list[Trajectory]:
         """Conversations that wait: one, or `size` of one task with a reward; none if there are not so many.
@@ -167,6 +176,11 @@ class StudyIndex(Generic[Content]):
         return tries + 1 >= MOST_TRIES and lies_in_it
 
 
+def _is_turned(before: float | None, now: float | None) -> bool:
+    """True if a success has become a failure, or a failure a success."""
+    return before is not None and now is not None and (before > 0) != (now > 0)
+
+
 class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]):
     """A learning middleware whose memory a model writes, from conversations with feedback.
 
@@ -187,12 +201,10 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
         *,
         critic: Runnable[Any, Any] | None = None,
         study: Study = "background",
-        window: int | None = None,
+        window: Count | None = None,
         **options: Unpack[LearnerOptions],
     ) -> None:
         super().__init__(store, **options)
-        if window is not None and window < 1:
-            raise UserError(f"window is a number of tokens, at least 1, or None; got {window!r}")
         self.critic, self.study, self.window = critic, study, window
         self._worker = StudyWorker(self._study)
 
@@ -261,13 +273,13 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
     def status(self, **scope: ScopeValue) -> LearnerStatus:
         """The state of this learner in a scope: what was learned, what waits, and what could not be read."""
         index = self._read_all(self._labels(scope)).index
-        written = list(index.reflections.values())
+        written, studied = index.reflections.values(), index.studied_reflections
         return replace(
             super().status(**scope),
-            studied=len(written),
+            studied=len(studied),
             waiting=len(index.waiting),
             lessons=sum(bool(one.note) + sum(bool(lesson.text) for lesson in one.lessons) for one in written),
-            unreadable=tuple(one.error for one in written if one.error),
+            unreadable=tuple(one.error for one in studied if one.error),
             failure=index.failure if index.waiting else "",
             when=LearnerStatus.when if self.study == "background" else "learn() has them studied",
         )
@@ -337,7 +349,10 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
                 error = index.failure
         if error:
             LOG.warning("%s: nothing was learned from %s: %s", self.method, trajectory.id, error)
-        self.keep_reflections(memory, {trajectory.id: replace(self.reflection(trajectory, answer), error=error)}, group)
+        before = index.reflections.get(trajectory.id) if error else None  # what was learned before still holds
+        self.keep_reflections(
+            memory, {trajectory.id: replace(before or self.reflection(trajectory, answer), error=error)}, group
+        )
 
     def keep_reflections(
         self,
@@ -349,7 +364,7 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
         index = memory.index
         for one in group:
             thread, id = one.id.rpartition("/")[0], index.reflection_id(one)
-            found = replace(written[one.id], id=id, thread=thread, about=trajectory_digest(one))
+            found = replace(written[one.id], id=id, thread=thread, about=trajectory_digest(one), reward=one.value)
             with span("upsert_memory", memory_names(memory.conversations.scope, thread)) as traced:
                 traced.set({"gen_ai.memory.record.id": found.id, "gen_ai.memory.record.count": 1})
                 memory.conversations.add_reflection(found, one.id)

@@ -248,10 +248,8 @@ def _play_arm(
         before = prompts.sent, prompts.cached
         messages: Sequence[Any] = ()
         try:
-            out = agent.invoke(
-                {"messages": task.messages},
-                {"configurable": {"thread_id": thread, **scope}, "callbacks": [meter, prompts]},
-            )
+            config = {"configurable": {"thread_id": thread, **scope}, "callbacks": [meter, prompts]}
+            out = agent.invoke({"messages": task.messages}, config)
             messages = out["messages"]
             found = reward(task, messages)
         except Exception as error:  # one task that fails must not end the comparison

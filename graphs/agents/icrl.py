@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from langgraph.store.base import BaseStore
 
-from ...memory.errors import UserError
 from ...memory.records import Observation
+from ...nodes.arguments import Count
 from ...nodes.ask import estimate_tokens
 from ...nodes.prompt import Prompt
 from ...nodes.retrieve.attempts import attempts_in_prompt, plain_instructions
@@ -64,14 +64,12 @@ class ICRLMiddleware(LearningMiddleware[ConversationAttempts]):
         store: BaseStore | str | Path | None = None,
         *,
         settings: ICRL | None = None,
-        k: int | None = None,
-        window: int | None = None,
+        k: Count | None = None,
+        window: Count | None = None,
         prompts: Path | None = None,
         **options: Unpack[LearnerOptions],
     ) -> None:
         super().__init__(store, **options)
-        if k is not None and k < 1:
-            raise UserError(f"k is the number of conversations that are shown, at least 1; got {k}")
         self.settings = settings or ICRL(rewards="sparse", max_memory_tokens=SHOWN_TOKENS)
         self.k = SHOWN if k is None and settings is None else k
         self.window = window

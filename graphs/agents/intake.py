@@ -81,7 +81,7 @@ class Intake:
     state_key: StateKey
     listed: Mapping[str, Collection[str]]
     task: Callable[[Sequence[AnyMessage]], str] | None
-    raters: Collection[str] | None
+    check_source: Callable[[str], None]
     user: AgentScope
 
     def read(
@@ -132,8 +132,7 @@ class Intake:
     def _ratings(self, one: RecordedConversation, turn: str, source: str) -> tuple[Rating, ...]:
         if one.reward is None and not one.note:
             return ()
-        if self.raters is not None and source not in self.raters:
-            raise UserError(f"feedback of source {source!r} is not taken: raters are {', '.join(self.raters) or 'nobody'}")
+        self.check_source(source)
         reward = None if one.reward is None else self.rewards.read(one.reward)
         return (Rating(turn, reward, self.screen.redact(one.note), source),)
 

@@ -44,6 +44,7 @@ from ...memory.records import Candidate, Neighbour, Observation, Trajectory, Tra
 from ...memory.search.similarity import Similarity
 from ...nodes.act.advantage import action_values
 from ...nodes.act.choose import softmax
+from ...nodes.arguments import Count
 from ...nodes.fence import escape_tags
 from ...nodes.prompt import Prompt
 from ...nodes.text import trim_middle
@@ -107,7 +108,7 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         store: BaseStore | str | Path | None = None,
         *,
         decide: Sequence[str] | Mapping[str, Sequence[str]],
-        samples: int = 4,
+        samples: Count = 4,
         candidates: CandidateSource = "samples",
         settings: JitRL | None = None,
         similarity: Similarity | None = None,
@@ -115,8 +116,6 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
     ) -> None:
         options.setdefault("state_key", without_values)
         super().__init__(store, **options)
-        if samples < 1:
-            raise UserError(f"samples is the number of times that the model is asked at a decision, at least 1; got {samples}")
         self.similarity = similarity
         floor = MIN_SIMILARITY if similarity is None else similarity.default_floor
         self.settings = settings or JitRL(min_similarity=floor, gamma=1.0, exploration_bonus=0.0)
@@ -207,11 +206,8 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
 
     def describe(self, entry: Mapping[str, Any]) -> list[str]:
         """An entry in words, a line each."""
-        return (
-            super().describe(entry)
-            if entry.get("decision", "failed" in entry)
-            else [f"{self.method}: no decision, so memory was not asked"]
-        )
+        was_asked = entry.get("decision", "failed" in entry)
+        return super().describe(entry) if was_asked else [f"{self.method}: no decision, so memory was not asked"]
 
     def _decisions(self, response: ModelResponse[Any]) -> list[tuple[DecisionForm, ToolCall]]:
         """The decisions of a reply, each with its call, in their order."""

@@ -44,7 +44,7 @@ from ...memory.conversations.store import Turn
 from ...memory.errors import UserError
 from ...memory.records import Task
 from ...memory.telemetry import Traced, memory_names, span
-from ...nodes.arguments import check_value
+from ...nodes.arguments import Count, check_value
 from ...nodes.text import trim_middle
 from .agent_identity import DOMAIN
 from .consultation import (
@@ -80,7 +80,7 @@ class LearnerOptions(ScopeOptions, total=False):
     next_turn: RewardSource | None
     reviews: bool | Sequence[str]
     place: AdvicePlace | None
-    max_added_tokens: int | None
+    max_added_tokens: Count | None
 
 
 class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearner[Index]):
@@ -111,14 +111,12 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         next_turn: RewardSource | None = None,
         reviews: bool | Sequence[str] = True,
         place: AdvicePlace | None = None,
-        max_added_tokens: int | None = None,
+        max_added_tokens: Count | None = None,
         **options: Unpack[ScopeOptions],
     ) -> None:
         AgentMiddleware.__init__(self)
         ScopedLearner.__init__(self, store, **options)
         self._reward, self._next_turn, self._reviews = reward, next_turn, reviews
-        if max_added_tokens is not None and max_added_tokens < 1:
-            raise UserError(f"max_added_tokens is a number of tokens, at least 1, or None; got {max_added_tokens!r}")
         self.place, self.max_added_tokens, self._sent = place or self.default_place, max_added_tokens, SentPrompts()
 
     def consult(self, request: ModelRequest[Any], place: Place, memory: Index) -> Consultation:
@@ -135,7 +133,8 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         return False
 
     def node(self, model: BaseChatModel, tools: Sequence[Any] = (), system_prompt: str = "") -> Runnable[Any, dict[str, Any]]:
-        """A node that asks a model, for a graph of one's own: `builder.add_node("model", learner.node(model, tools))`.
+        """A node that asks a model, for a graph of one's own: `builder.add_node("model", learner.node(model, tools))`. What other nodes
+        say is none of its actions.
 
         Args:
             model: the chat model, without its tools.
@@ -147,6 +146,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         check_value("node: model", model, Runnable)
         check_value("node: tools", tools, Sequence)
         self.agent.bind("")
+        self.agent.is_node = True
         return model_node(self, model, tools, system_prompt)
 
     @property

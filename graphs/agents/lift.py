@@ -15,18 +15,20 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
+from typing import Annotated, Any
 
 from ...memory.conversations.store import ConversationStore
 from ...memory.conversations.trials import MemoryTrial
 from ...memory.display import markdown_table, with_interval
 from ...memory.errors import UserError, plural
+from ...nodes.arguments import ArgumentCheck, Range
 from ...nodes.evaluate.confidence_sequences import effect_interval
 from ...nodes.evaluate.statistics import Interval, mean
 
 __all__ = ["Lift", "LiftRow", "ThreadTrial", "TrialLedger", "TrialPlan"]
 
-MOST_SHARE = 0.5
+TrialShare = Annotated[float, Range(0, 0.5)]
+"""A share of the threads."""
 CHANCE = 1.5
 """Standard errors by which the shares of two arms that are rated may differ by chance."""
 MOST_ITEM_CHARS = 80
@@ -34,21 +36,18 @@ MOST_ITEM_CHARS = 80
 
 
 @dataclass(frozen=True)
-class TrialPlan:
+class TrialPlan(ArgumentCheck):
     """The shares of an agent's threads that prove its memory.
 
     Raises:
         UserError: a share is none, or `min_lift` without `holdout`.
     """
 
-    control: float = 0.0
-    holdout: float = 0.0
+    control: TrialShare = 0.0
+    holdout: TrialShare = 0.0
     min_lift: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("control", "holdout"):
-            if not 0 <= (share := getattr(self, name)) <= MOST_SHARE:
-                raise UserError(f"{name} is a share of the threads from 0 to {MOST_SHARE}, got {share!r}")
         if self.min_lift is not None and not self.holdout:
             raise UserError("min_lift retires items by what they are worth, which needs holdout=, such as 0.05")
 

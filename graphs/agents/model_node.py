@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from langchain.agents.middleware import AgentMiddleware, ModelRequest
+from langchain.agents.middleware import ModelRequest
 from langchain.agents.middleware.types import ExtendedModelResponse, ModelResponse
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
@@ -17,6 +17,7 @@ from langchain_core.tools import tool as make_tool
 from langgraph.config import get_config
 from langgraph.runtime import get_runtime
 
+from ...memory.conversations.messages import last_user_message
 from ...memory.errors import UserError
 from .consultation import model_response
 from .given_advice import keep_given, keep_last_turn
@@ -34,7 +35,7 @@ MOST_THREADS = 1_000
 
 
 def model_node(
-    learner: AgentMiddleware[Any, Any, Any], model: BaseChatModel, tools: Sequence[Any] = (), system_prompt: str = ""
+    learner: Any, model: BaseChatModel, tools: Sequence[Any] = (), system_prompt: str = ""
 ) -> Runnable[Any, dict[str, Any]]:
     """The node, for a state with `messages`: a `LearningState`, or one of the graph's own, of which the learner keeps the rest in this process.
 
@@ -51,10 +52,6 @@ def model_node(
             model=model, messages=messages, system_message=system, tools=list(named), state=state, runtime=runtime
         )
 
-    def bind_tools(request: ModelRequest[Any]) -> tuple[Any, list[Any]]:
-        bound = request.model.bind_tools(request.tools) if request.tools else request.model
-        return bound, [*([request.system_message] if request.system_message else []), *request.messages]
-
     def ask(request: ModelRequest[Any]) -> ModelResponse[Any]:
         bound, messages = bind_tools(request)
         return ModelResponse([bound.invoke(messages)])
@@ -65,7 +62,7 @@ def model_node(
 
     def end(state: Any, found: Any) -> tuple[dict[str, Any], Any]:
         """The update of the state, and the state at the end of the turn; None if the turn goes on."""
-        replies = list(model_response(found).result)
+        replies = [learner.agent.sign(one) for one in model_response(found).result]
         made: Any = found.command.update if isinstance(found, ExtendedModelResponse) and found.command else {}
         entries = made.get("learning", [])
         goes_on = any(isinstance(one, AIMessage) and one.tool_calls for one in replies)
@@ -76,8 +73,8 @@ def model_node(
 
     def call(state: Any) -> dict[str, Any]:
         request = begin(state)
-        if not request.messages or isinstance(request.messages[-1], HumanMessage):
-            learner.before_agent(state, request.runtime)
+        if (first := opening(learner, request)) is not None:
+            learner.before_agent(first, request.runtime)
         update, last = end(state, learner.wrap_model_call(request, ask))
         if last is not None:
             learner.after_agent(last, request.runtime)
@@ -85,14 +82,27 @@ def model_node(
 
     async def acall(state: Any) -> dict[str, Any]:
         request = begin(state)
-        if not request.messages or isinstance(request.messages[-1], HumanMessage):
-            await learner.abefore_agent(state, request.runtime)
+        if (first := opening(learner, request)) is not None:
+            await learner.abefore_agent(first, request.runtime)
         update, last = end(state, await learner.awrap_model_call(request, aask))
         if last is not None:
             await learner.aafter_agent(last, request.runtime)
         return update
 
     return RunnableLambda(call, afunc=acall)
+
+
+def opening(learner: Any, request: ModelRequest[Any]) -> dict[str, Any] | None:
+    """The state up to the user's last message, if this node has said nothing yet since then."""
+    messages = learner.agent.own_messages(request.messages)
+    start = last_user_message(messages)
+    has_said = any(isinstance(one, AIMessage) for one in messages[start:])
+    return None if has_said else {**request.state, "messages": messages[: start + 1]}
+
+
+def bind_tools(request: ModelRequest[Any]) -> tuple[Any, list[Any]]:
+    bound = request.model.bind_tools(request.tools) if request.tools else request.model
+    return bound, [*([request.system_message] if request.system_message else []), *request.messages]
 
 
 class _KeptLearning:

@@ -21,6 +21,7 @@ from ...memory.conversations.messages import last_user_message
 from ...memory.conversations.store import Reflection
 from ...memory.lessons.by_task import Lessons
 from ...memory.records import Lesson, Task, Trajectory
+from ...nodes.arguments import Share
 from ...nodes.ask import Ask, estimate_tokens
 from ...nodes.fence import escape_tags
 from ...nodes.prompt import Prompt
@@ -73,7 +74,7 @@ class ReasoningBankMiddleware(CriticMiddleware[Lessons]):
         *,
         critic: Runnable[Any, Any] | None = None,
         settings: ReasoningBank | None = None,
-        min_similarity: float = 0.0,
+        min_similarity: Share = 0.0,
         prompts: Path | None = None,
         **options: Unpack[CriticOptions],
     ) -> None:

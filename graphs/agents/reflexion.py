@@ -77,7 +77,7 @@ class ReflexionMiddleware(CriticMiddleware[ConversationAttempts]):
     ) -> tuple[Ask[Any, Any], dict[str, Any]]:
         """Reflexion's node `reflect`, and the conversation that it reads with the notes before it."""
         window = self.window_of(critic)
-        buffer, state = self._compose(trajectory.task, content, window)
+        buffer, state = self._compose(trajectory.task, content, window, frozenset([trajectory.id]))
         words = " ".join(trajectory.note.split())
         state |= {
             "head": trajectory.id,

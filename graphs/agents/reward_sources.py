@@ -12,6 +12,7 @@ A source is called with the messages of a conversation, and says
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +40,7 @@ class RewardScale:
     """The least and the greatest reward, such as (1, 5) for stars; None: rewards from -1 to 1 are kept as they are."""
 
     def __post_init__(self) -> None:
-        if self.range is not None and not (len(self.range) == 2 and self.range[0] < self.range[1]):
+        if self.range is not None and not (len(self.range) == 2 and -math.inf < self.range[0] < self.range[1] < math.inf):
             raise UserError(
                 f"reward_range is the least and the greatest reward that is given, such as (1, 5); got {self.range!r}"
             )
@@ -116,6 +117,6 @@ def judge_source(judge: Callable[..., Any]) -> RewardSource:
 
 
 def rating_text(rating: Rating) -> str:
-    """A rating in words."""
+    """A rating in words, in one line."""
     given = "no reward" if rating.reward is None else f"reward {rating.reward:g}"
-    return f"{rating.source} gave it {given}{f': {rating.text}' if rating.text else ''}"
+    return f"{rating.source} gave it {given}{': ' * bool(rating.text)}{' '.join(rating.text.split())}"

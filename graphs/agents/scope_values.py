@@ -6,18 +6,20 @@ the user whom LangGraph's server has authenticated (`server_info.user`). All tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
 from typing import Any, TypeAlias
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 from uuid import UUID
 
-from ...memory.errors import UserError
+from ...memory.errors import UserError, did_you_mean
 
 __all__ = ["AgentScope", "ScopeError", "ScopeValue", "ThreadId"]
 
+ROOT = "agents"
+"""The first label of all namespaces of learners."""
 ThreadId: TypeAlias = str | int | UUID
 """What names a thread, as LangGraph takes it; kept as text."""
 ScopeValue: TypeAlias = ThreadId | None
@@ -56,14 +58,19 @@ class AgentScope:
         """The names, without question marks."""
         return tuple(name.removesuffix("?") for name in self.given)
 
-    def labels(self, values: Mapping[str, Any], *, to_last: bool = False) -> tuple[str, ...]:
-        """The labels of a namespace for these values; with `to_last` those up to the last name that a value is given for.
+    def labels(self, values: Mapping[str, Any], *, to_last: bool = False, beside: Collection[str] = ()) -> tuple[str, ...]:
+        """The labels of a namespace for these values; with `to_last` those up to the last name that a value is given for; `beside`:
+        other names that may have been meant.
 
         Raises:
             ScopeError: a value is missing, has no name here, or is no text, number or UUID.
         """
         if unknown := sorted(values.keys() - set(self.names)):
-            raise ScopeError(f"the scope of this agent has {', '.join(self.names) or 'no names'}; got {', '.join(unknown)}")
+            known = [f"{name}=" for name in (*self.names, *beside)]
+            near = did_you_mean(unknown[0], known, "the method takes" if beside else "")
+            raise ScopeError(
+                f"the scope of this agent has {', '.join(self.names) or 'no names'}; got {', '.join(unknown)}{near}"
+            )
         end = max(n for n, name in enumerate(self.names, 1) if name in values) if to_last and values else None
         return tuple(self._label(name, values.get(name.removesuffix("?"))) for name in self.given[:end])
 
@@ -110,6 +117,12 @@ class AgentScope:
                     f"authenticated user; or name it {name + '?'!r} in {self.option}= if it may be missing"
                 )
         return self.labels(values)
+
+
+def scope_of(labels: Sequence[str]) -> dict[str, Any]:
+    """The `agent` that has these labels of a namespace, and the values of its `scope` by their names; None: it is missing."""
+    found = (label.partition("=") for label in labels[2:])
+    return {"agent": unquote(labels[1]), "scope": {name: unquote(value) if given else None for name, given, value in found}}
 
 
 def _value(held: Any, name: str) -> Any:

@@ -16,8 +16,9 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Protocol, TypedDict, TypeVar, Unpack
 from uuid import UUID
 from weakref import WeakValueDictionary
 
@@ -28,16 +29,17 @@ from ...memory.conversations.messages import StateKey, goal_and_last_turn
 from ...memory.conversations.recorded import ConversationSource
 from ...memory.conversations.screen import Screen
 from ...memory.conversations.store import Conversation, ConversationStore, Rating, RatingOptions, finite_reward
+from ...memory.display import short
 from ...memory.errors import UserError, plural
 from ...memory.records import Trajectory
 from ...memory.telemetry import memory_names, span
-from ...nodes.arguments import ArgumentCheck, check_value
+from ...nodes.arguments import ArgumentCheck, Range, check_value
 from ...nodes.retrieve.user_share import within_share
-from .agent_identity import ROOT, AgentIdentity
+from .agent_identity import AgentIdentity
 from .intake import Admitted, ImportReport, Intake, days_before, write_lift
-from .lift import Lift, TrialLedger, TrialPlan, measure_lift, retirement, unrated_draws
+from .lift import Lift, TrialLedger, TrialPlan, TrialShare, measure_lift, retirement, unrated_draws
 from .reward_sources import RewardScale, RewardSource, rating_text
-from .scope_values import AgentScope, ScopeValue, ThreadId
+from .scope_values import ROOT, AgentScope, ScopeValue, ThreadId, scope_of
 from .status import LearnerStatus
 
 if TYPE_CHECKING:
@@ -61,6 +63,8 @@ MOST_SHARED = 200
 """Conversations that are recalled where users share, for the few that are shown."""
 LOOK_BACK_DAYS = 7.0
 """Days before the last import that the next one reads again."""
+MOST_LINE_CHARS = 300
+"""Characters of a line in an account of a thread."""
 MAX_SCOPES = 1_000
 """Scopes whose memories are held open at once; the least recently used is closed."""
 
@@ -145,12 +149,12 @@ class ScopeOptions(TypedDict, total=False):
     task: Callable[[Sequence[AnyMessage]], str] | None
     state_key: StateKey
     reward_range: tuple[float, float] | None
-    refresh_seconds: float
+    refresh_seconds: Annotated[float, Range(0)]
     screen: Screen | None
     hold: bool | Callable[[Conversation], bool]
-    raters: Sequence[str] | None
-    control: float
-    holdout: float
+    raters: Annotated[Sequence[str], Range(1)] | None
+    control: TrialShare
+    holdout: TrialShare
     min_lift: float | None
     user: str
     max_user_share: float
@@ -257,19 +261,19 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             UserError: the thread or the run is unknown or not given and there are several, the reward is out of range, neither reward
                 nor text is given, or the source is none of `raters`.
         """
+        labels, run = self._labels(scope, self.feedback), None if run_id is None else str(run_id)
         check_value("feedback: text", text, str | None)
         if reward is None and not text:
             raise UserError("feedback: give a reward, a text, or both")
         self.check_source(source)
         reward = None if reward is None else self.rewards.read(reward)
-        labels, run = self._labels(scope), None if run_id is None else str(run_id)
         thread = self._memory(labels).conversations.find_thread(run) if thread_id is None else str(thread_id)
         return self.add_rating(labels, thread, reward, text or "", run_id=run, source=source)
 
     def check_source(self, source: str) -> None:
         """Raise `UserError` if feedback of a source is not taken, since it is none of `raters`."""
         if self._raters is not None and source not in self._raters:
-            raise UserError(f"feedback of source {source!r} is not taken: raters are {', '.join(self._raters) or 'nobody'}")
+            raise UserError(f"feedback of source {source!r} is not taken: raters are {', '.join(self._raters)}")
 
     def add_rating(
         self, labels: tuple[str, ...], thread: str, reward: float | None, text: str, **more: Unpack[RatingOptions]
@@ -301,27 +305,17 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         rated = memory.conversations.trajectories.count()
         kept = [bool(memory.conversations.ratings(one.id)) for one in memory.conversations.open_quarantines()]
         notes = tuple(f"retired {retirement(one)}" for one in memory.ledger.retired.values())
-        given = max((n for n, name in enumerate(self.scope.names, 1) if name in scope), default=0)
-        below = [one for one in self.agent.namespaces(labels[: 2 + given], len(labels)) if one != labels]
-        if any(self.agent.store.search((*one, "turns"), limit=1) for one in below):  # else all of them are forgotten
-            notes += (f"not counted here is what has a {(more := ', '.join(self.scope.names[given:]))}: give {more}",)
+        if {*self._recorded(scope)} - {labels}:
+            more = ", ".join(name for name in self.scope.names if name not in scope)
+            notes += (f"not counted here is what has a {more}: give {more}, as scopes() lists",)
         if memory.left_out:
             said = f"max_added_tokens had no room for all that was recalled in {plural(memory.left_out, 'model call')}"
             notes += (f"{said}, and for none of it in {memory.unshown:,} of these",)
         notes += tuple(f"{what}: {plural(n, 'time')}, the last for {why}" for what, (n, why) in memory.failures.items())
-        return LearnerStatus(
-            self.method,
-            rated,
-            memory.consulted,
-            memory.recalled,
-            unshown=memory.unshown,
-            needs=self.needs,
-            remedy=self.remedy + (", or similarity=, by meaning" if hasattr(self, "similarity") else ""),
-            nearest=memory.nearest,
-            notes=notes,
-            quarantined=len(kept),
-            held=sum(kept),
-        )
+        remedy = self.remedy + (", or similarity=, by meaning" if hasattr(self, "similarity") else "")
+        about: Any = {"needs": self.needs, "remedy": remedy, "notes": notes, "quarantined": len(kept), "held": sum(kept)}
+        counts = memory.consulted, memory.recalled, memory.unshown
+        return LearnerStatus(self.method, rated, *counts, nearest=memory.nearest, **about)
 
     def learn(self, **scope: ScopeValue) -> LearnerStatus:
         """Learn at once what was rated, also in other processes; returns the status then. Where a critic writes the memory, it studies."""
@@ -332,6 +326,14 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
     async def alearn(self, **scope: ScopeValue) -> LearnerStatus:
         """As `learn`, in a program that is awaited."""
         return await asyncio.to_thread(lambda: self.learn(**scope))
+
+    def scopes(self, **scope: ScopeValue) -> list[dict[str, str | None]]:
+        """The values of each scope that has conversations, as `status(**one)` takes them; where first values are given, of those below."""
+        return [scope_of(one)["scope"] for one in self._recorded(scope)]
+
+    def learn_all(self, **scope: ScopeValue) -> dict[str, LearnerStatus]:
+        """As `learn`, in each of `scopes`; returns their statuses, each by its values, such as `tenant=acme user_id=ann`."""
+        return {" ".join(f"{name}={value}" for name, value in one.items()): self.learn(**one) for one in self.scopes(**scope)}
 
     def lift(self, **scope: ScopeValue) -> Lift:
         """The worth of the memory of a scope and of each item in it, in reward, with 95 % intervals that hold whenever one looks."""
@@ -398,7 +400,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         They become this agent's, whatever agent they were recorded of; without `task=`, attempts at the same as all others. They are
         kept as its own are: screened, held if all is, and without what only tools have said (memory/conversations/origins.py).
         """
-        intake = Intake(self.screen, self.rewards, self.state_key, self.agent.listed, self._task, self._raters, self.user)
+        intake = Intake(self.screen, self.rewards, self.state_key, self.agent.listed, self._task, self.check_source, self.user)
         return self._take_in(self._labels(scope), intake.read_file(path))
 
     def import_conversations(
@@ -425,12 +427,12 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         Raises:
             UserError: the source cannot be read, or takes no scores.
         """
-        labels = self._labels(scope)
+        labels = self._labels(scope, self.import_conversations)
         place = (*labels, "imports")
         mark = self.agent.store.get(place, source.name) if source.name else None
         until = str(mark.value["until"]) if mark else ""
         found = list(source.read(days_before(since, 0) or days_before(until, LOOK_BACK_DAYS)))
-        intake = Intake(self.screen, self.rewards, self.state_key, self.agent.listed, self._task, self._raters, self.user)
+        intake = Intake(self.screen, self.rewards, self.state_key, self.agent.listed, self._task, self.check_source, self.user)
         kept, report = intake.read(found, source.rater, reward, {name: scope.get(name) for name in self.scope.names})
         if not dry_run:
             report.learned = self._take_in(labels, kept)
@@ -451,21 +453,19 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         self.agent.close()
 
     def explain(self, thread_id: ThreadId, **scope: ScopeValue) -> str:
-        """An account of a thread in words: what was recalled, added and chosen in each turn."""
+        """An account of a thread in words: what was recalled, added and chosen in each turn; long texts are cut."""
         lines, conversations = list[str](), self._conversations(scope)
         ratings, kept_out = conversations.ratings(str(thread_id)), conversations.quarantines.get(str(thread_id))
         for number, turn in enumerate(self.conversation(thread_id, **scope).turns):
             lines.append(f"turn {number + 1}:")
             accounts = [self.describe(entry) for entry in turn.advice] or [["no advice was recorded"]]
             for (first, *more), (_, *before) in zip(accounts, [[""], *accounts], strict=False):
-                lines += [
-                    f"  {first}",
-                    *(f"    {line}" for line in (["the same as before"] if more and more == before else more)),
-                ]
+                same = ["the same as before"] if more and more == before else more
+                lines += [f"  {first}", *(f"    {line}" for said in same for line in said.splitlines())]
             lines += [f"  {rating_text(rating)}" for rating in ratings if rating.turn == turn.id]
         if kept_out is not None and not kept_out.released:
             lines.append(f"nothing is learned from it: {kept_out.reason}; release({thread_id!r}) lets it in")
-        return "\n".join(lines)
+        return "\n".join(short(line, MOST_LINE_CHARS) for line in lines)
 
     def describe(self, entry: Mapping[str, Any]) -> list[str]:
         """An entry in words, a line each."""
@@ -477,29 +477,32 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             cached = f", and showed nothing of it, since the mode is observe{cached}"
         return [f"{entry['method']}: recalled {', '.join(recalled) if recalled else 'nothing'}{cached}", *entry.get("said", ())]
 
-    def forget(self, threads: Sequence[ThreadId] | None = None, **scope: ScopeValue) -> int:
+    def forget(self, threads: Sequence[ThreadId] | Literal["all"] = "all", **scope: ScopeValue) -> int:
         """Delete what is kept of these threads, or of all of the scope; returns the number of conversations deleted.
 
         Args:
-            threads: ids of the threads; None: all.
-            scope: the values of the scope, as in `feedback`. Without threads, the last names may be left out, and stand for all of
+            threads: ids of the threads.
+            scope: the values of the scope, as in `feedback`. For all threads, the last names may be left out, and stand for all of
                 their values: `tenant="acme"` is that tenant with all of its users, and those without (`user_id=None`: these alone).
 
         Raises:
-            UserError: a text in the place of a sequence, or nothing of one of the threads is kept; then nothing is deleted.
+            UserError: `threads` is None or a text, or nothing of one of the threads is kept; then nothing is deleted.
         """
-        check_value("forget: threads", threads, Sequence | None)
-        if threads is not None:
-            return self.forget_in(self._labels(scope), list(map(str, threads)))
-        return sum(self.forget_in(labels, None) for labels in self._reached(scope))
+        if threads == "all":
+            return sum(self.forget_in(labels, None) for labels in self._reached(scope, self.forget))
+        check_value("forget: threads (for all of the scope leave it out, or say 'all')", threads, Sequence)
+        return self.forget_in(self._labels(scope, self.forget), list(map(str, threads)))
 
     def forget_in(self, labels: tuple[str, ...], threads: Sequence[str] | None) -> int:
         """As `forget`, in the scope with these labels."""
         return self._memory(labels).conversations.forget(threads)
 
     def export(self, **scope: ScopeValue) -> Iterator[dict[str, Any]]:
-        """All that is kept of a scope, one plain object per conversation; the last names may be left out, as in `forget`."""
-        return (one for labels in self._reached(scope) for one in self._memory(labels).conversations.export())
+        """All that is kept of a scope, one plain object per conversation, with its agent and the values of its scope; the last names may
+        be left out, as in `forget`."""
+        return (
+            one | scope_of(labels) for labels in self._reached(scope) for one in self._memory(labels).conversations.export()
+        )
 
     def memory(self, **scope: ScopeValue) -> Index:
         """The method's memory of a scope, with all that was learned until now: to look at, not to change; or to open it ahead."""
@@ -513,7 +516,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         """As `explain`, in a program that is awaited."""
         return await asyncio.to_thread(lambda: self.explain(thread_id, **scope))
 
-    async def aforget(self, threads: Sequence[ThreadId] | None = None, **scope: ScopeValue) -> int:
+    async def aforget(self, threads: Sequence[ThreadId] | Literal["all"] = "all", **scope: ScopeValue) -> int:
         """As `forget`, in a program that is awaited."""
         return await asyncio.to_thread(lambda: self.forget(threads, **scope))
 
@@ -548,15 +551,24 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         """The number to recall where `k` are wanted: more, where some may be left out."""
         return max(MOST_SHARED, k) if self.user.names else k
 
-    def _reached(self, scope: Mapping[str, Any]) -> list[tuple[str, ...]]:
-        prefix = self._labels_of(self.scope.labels(scope, to_last=True))
+    def _reached(self, scope: Mapping[str, Any], method: Callable[..., Any] | None = None) -> list[tuple[str, ...]]:
+        prefix = self._labels_of(self.scope.labels(scope, to_last=True, beside=_arguments(method)))
         return self.agent.namespaces(prefix, 2 + len(self.scope.names))
+
+    def _recorded(self, scope: Mapping[str, Any]) -> list[tuple[str, ...]]:
+        """The labels of the scopes with these values that conversations are recorded of."""
+        prefix = self._labels_of(self.scope.labels(scope, to_last=True) if scope else ())
+        found = [one for one in self.agent.namespaces(prefix, 3 + len(self.scope.names)) if one[-1] == "turns"]
+        return [
+            one[:-1] for one in found if self.agent.store.search(one, limit=1)
+        ]  # some stores list namespaces that are empty
 
     def _conversations(self, scope: Mapping[str, Any]) -> ConversationStore:
         return self._memory(self._labels(scope)).conversations
 
-    def _labels(self, values: Mapping[str, Any]) -> tuple[str, ...]:
-        return self._labels_of(self.scope.labels(values))
+    def _labels(self, values: Mapping[str, Any], method: Callable[..., Any] | None = None) -> tuple[str, ...]:
+        """The labels of a scope for the values that a method was given."""
+        return self._labels_of(self.scope.labels(values, beside=_arguments(method)))
 
     def _labels_of(self, scope: tuple[str, ...]) -> tuple[str, ...]:
         return (ROOT, self.agent.label(), *scope)
@@ -566,9 +578,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             if scope not in self._scopes:
                 # A thread may still write to a scope that was closed: two stores of one scope would write over each other.
                 if (store := self._stores.get(scope)) is None:
-                    store = self._stores[scope] = ConversationStore(
-                        self.agent.store, scope, partial(self._reason_to_hold, scope)
-                    )
+                    hold = partial(self._reason_to_hold, scope)
+                    store = self._stores[scope] = ConversationStore(self.agent.store, scope, hold)
                 self._scopes[scope] = ScopeMemory(store, self.make_index())
                 while len(self._scopes) > MAX_SCOPES:
                     self._scopes.popitem(last=False)
@@ -673,3 +684,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         for row in (retired := memory.ledger.add(trials, partial(unrated_draws, memory.conversations))):
             LOG.warning("%s: retired %s", self.method, retirement(row))
         return None if retired else changed
+
+
+def _arguments(method: Callable[..., Any] | None) -> list[str]:
+    """The names of a method's own arguments, before the values of the scope."""
+    return [*signature(method).parameters][:-1] if method else []

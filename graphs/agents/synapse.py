@@ -24,6 +24,7 @@ from ...memory.conversations.reviews import without_rejected
 from ...memory.errors import UserError
 from ...memory.records import Precedent, Trajectory
 from ...memory.search.similarity import Similarity
+from ...nodes.arguments import Share
 from ...nodes.ask import estimate_tokens
 from ...nodes.prompt import Prompt
 from ...nodes.retrieve.recollect import Recollect
@@ -61,7 +62,7 @@ class SynapseMiddleware(LearningMiddleware[Trajectories]):
         store: BaseStore | str | Path | None = None,
         *,
         settings: Synapse | None = None,
-        min_similarity: float | None = None,
+        min_similarity: Share | None = None,
         similarity: Similarity | None = None,
         prompts: Path | None = None,
         **options: Unpack[LearnerOptions],

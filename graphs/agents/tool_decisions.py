@@ -60,10 +60,8 @@ class DecisionForm:
 
     def __str__(self) -> str:
         """The text by which memory knows it."""
-        parts = {name: f"{name}={value!r}" for name, value in self.chosen} | {
-            name: f"{name}={LEFT_OUT}" for name in self.left_out
-        }
-        return f"{self.tool}({', '.join(parts[name] for name in sorted(parts))})"
+        values = {name: repr(value) for name, value in self.chosen} | dict.fromkeys(self.left_out, LEFT_OUT)
+        return f"{self.tool}({', '.join(f'{name}={values[name]}' for name in sorted(values))})"
 
 
 @dataclass
@@ -79,8 +77,6 @@ class ToolDecisions:
     """Name of a tool -> its arguments' schemas, of all tools that were ever there."""
     _saying: dict[str, frozenset[str]] = field(default_factory=dict, repr=False)
     """Name of a tool -> its arguments that say what is done."""
-    _required: dict[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
-    """Name of a tool -> its arguments that every call gives."""
     _open: frozenset[str] = field(default=frozenset(), repr=False)
     """Names of the tools that are there now."""
 
@@ -108,7 +104,6 @@ class ToolDecisions:
             if function["name"] in self.decide:
                 parameters = function.get("parameters", {})
                 found[function["name"]] = parameters.get("properties", {})
-                self._required[function["name"]] = tuple(sorted(parameters.get("required", ())))
         if isinstance(self.decide, Mapping):
             for name, named in self.decide.items():
                 if wrong := [one for one in named if name in found and one not in found[name]]:

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Unpack
 
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import Runnable
@@ -30,6 +30,7 @@ from ...memory.lessons.library import Library, LibraryError
 from ...memory.lessons.versions import LibraryVersions, find_library, open_library
 from ...memory.records import Comparison, Lesson, Trajectory
 from ...memory.storage.stored_rows import StoredRows
+from ...nodes.arguments import Range
 from ...nodes.cached_model import model_name
 from ...nodes.extract.groups import is_lost_comparison
 from ...nodes.fence import escape_tags
@@ -87,7 +88,7 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
         show_ids: bool = True,
         critic: Runnable[Any, Any] | None = None,
         store: BaseStore | Path | str | None = None,
-        group_size: int = 5,
+        group_size: Annotated[int, Range(2)] = 5,
         settings: TrainingFreeGRPO | None = None,
         **options: Unpack[CriticOptions],
     ) -> None:
@@ -97,8 +98,6 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
             )
         if library is None and critic is None:
             raise UserError("TrainingFreeGRPOMiddleware: give a library to read, or critic= and store= to learn one")
-        if group_size < 2:
-            raise UserError(f"group_size is the number of conversations that are compared, at least 2; got {group_size}")
         options.setdefault("place", "turn" if lessons_per_prompt else "thread")
         options |= {"mode": "off"} if critic is None else {}
         super().__init__(InMemoryStore() if store is None else store, critic=critic, **options)
@@ -255,7 +254,7 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
         """The state of this learner in a scope: what was compared, what waits, and what was lost."""
         found = super().status(**scope)
         memory, versions = self._memory(self._labels(scope)), self.versions(**scope)
-        groups = {one.note.partition(" ")[2]: one for one in memory.index.reflections.values()}.values()
+        groups = {one.note.partition(" ")[2]: one for one in memory.index.studied_reflections}.values()
         return replace(
             found,
             lessons=len(versions.at(versions.head).lessons),

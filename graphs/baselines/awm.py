@@ -20,6 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ...nodes.arguments import Count
 from ...nodes.retrieve.attempts import note_line
 from ...nodes.synthesize.workflows import (
     RouteInduction,
@@ -32,7 +33,7 @@ from ...nodes.synthesize.workflows import (
 from ..wiring.banks import require_success_threshold
 from ..wiring.episode import SharedAttemptSettings, attempt_nodes, compose_node, episode_graph
 from ..wiring.flow import Graph, Node
-from ..wiring.inputs import NOT_GIVEN, SHARED, MethodInputs, check_least, given_settings
+from ..wiring.inputs import NOT_GIVEN, SHARED, MethodInputs, given_settings
 
 __all__ = ["FLOW", "WorkflowMemory", "build"]
 
@@ -54,12 +55,8 @@ class WorkflowMemory(SharedAttemptSettings):
     """`induce`: new workflows after each success (AWM). `rewrite`: one workflow, written anew after every attempt."""
     success_threshold: float | None = field(default=None, metadata=SHARED)
     """The return from which an attempt counts as a success (`induce`); the environment's own threshold if not given."""
-    max_state_chars: int = 200
+    max_state_chars: Count = 200
     """Characters of a past state that the prompt for workflows keeps, of a model that only scores."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_least(self, "awm", max_state_chars=1, temperature=0)
 
     def threshold(self, inputs: MethodInputs) -> float | None:
         """The return from which an attempt is learned from; None: every attempt is.

@@ -17,10 +17,10 @@ own temperature is no part of a configuration here, nor are the history and the 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from ...memory.errors import UserError
 from ...nodes.act.episode import Act
+from ...nodes.arguments import Range
 from ...nodes.update.configuration import (
     MAX_EXAMPLES,
     CheckRoutine,
@@ -36,7 +36,7 @@ from ...nodes.update.configuration import (
 )
 from ..wiring.episode import AttemptState, SharedAttemptSettings, attempt_nodes, episode_graph
 from ..wiring.flow import Graph, Node
-from ..wiring.inputs import NOT_GIVEN, SHARED, MethodInputs, check_least, given_settings
+from ..wiring.inputs import NOT_GIVEN, SHARED, MethodInputs, given_settings
 
 __all__ = ["FLOW", "EvoTest", "build"]
 
@@ -58,20 +58,14 @@ class EvoTestState(AttemptState, ConfigurationChannels):
 class EvoTest(SharedAttemptSettings):
     """Hyper-parameters. With `cross_task` one tree of configurations evolves over all tasks."""
 
-    exploration: float = 0.5
+    exploration: Annotated[float, Range(0)] = 0.5
     """c: the weight of a configuration's doubt in the bandit; returns are scaled to [0, 1]."""
-    examples: int = 3
+    examples: Annotated[int, Range(0, MAX_EXAMPLES)] = 3
     """Examples of the configuration that a run starts with, from 0 to 10."""
     evolve_routine: bool = True
     """True if a configuration has a routine, which runs in the sandbox; False: a guide and examples alone."""
     success_threshold: float | None = field(default=None, metadata=SHARED)
     """The return from which nothing is to be improved; the environment's own threshold if not given, and none where that is unknown."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_least(self, "evotest", exploration=0, examples=0, temperature=0)
-        if self.examples > MAX_EXAMPLES:
-            raise UserError(f"evotest: examples is at most {MAX_EXAMPLES}, got {self.examples}")
 
 
 def build(

@@ -19,10 +19,10 @@ ours.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 from ...memory.claas.weights import TrainingLog
+from ...nodes.arguments import Range
 from ...nodes.learn.train_weights import ReadSteps, ReinforceGroup, TrainVersion, WeightTrainer
 from ..wiring.flow import Graph
 from ..wiring.inputs import NOT_GIVEN, MethodInputs, given_settings
@@ -37,11 +37,10 @@ class GroupRelativeTraining(WeightTraining):
     """Hyper-parameters."""
 
     method = "grpo"
-    least = MappingProxyType({"group_size": 2, "clip": 0})
 
-    group_size: int = 5
+    group_size: Annotated[int, Range(2)] = 5
     """G: attempts of a group, and episodes between two trainings."""
-    clip: float = 0.2
+    clip: Annotated[float, Range(0)] = 0.2
     """epsilon, the bound on rho; it acts from the second epoch on."""
 
 

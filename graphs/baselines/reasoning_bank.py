@@ -27,6 +27,7 @@ from ...memory.lessons.by_task import Lessons
 from ...memory.records import Lesson
 from ...memory.storage.record_store import RecordStore
 from ...memory.storage.trajectory_store import TrajectoryStore
+from ...nodes.arguments import Count
 from ...nodes.retrieve.attempt_sheet import AttemptOutcome, AttemptSheet
 from ...nodes.retrieve.attempts import Layout, Push
 from ...nodes.synthesize.reasoning_bank import (
@@ -47,7 +48,7 @@ from ...nodes.synthesize.reasoning_bank import (
 from ..wiring.banks import bank_success_threshold, bank_trajectories, require_success_threshold
 from ..wiring.episode import AttemptState, MemorySettings, episode_graph, episode_nodes
 from ..wiring.flow import Graph, Node, Router
-from ..wiring.inputs import NOT_GIVEN, SHARED, THINK_THEN_ACT, MethodInputs, check_least, given_settings
+from ..wiring.inputs import NOT_GIVEN, SHARED, THINK_THEN_ACT, MethodInputs, given_settings
 
 __all__ = ["FLOW", "ReasoningBank", "build"]
 
@@ -71,11 +72,11 @@ class ReasoningBankState(AttemptState, LessonChannels):
 class ReasoningBank(MemorySettings):
     """Hyper-parameters. `paper` is the published stream, `pool` AdaMEM's comparison."""
 
-    k: int = field(default=1, metadata=SHARED)
+    k: Count = field(default=1, metadata=SHARED)
     """k: the tasks, or lessons, that are looked up. Paper: 1; AdaMEM's comparison: 1 to 16."""
     retrieval_unit: Literal["tasks", "items"] = "tasks"
     """The unit of k: `tasks`, with all that was learned on them (paper), or `items` (AdaMEM's comparison)."""
-    max_items: int = 3
+    max_items: Count = 3
     """Items from one attempt at most. Paper: 3."""
     verdict: Literal["return", "model"] = "return"
     """The source of success or failure: the return, or a model that sees no reward, in a call of its own (paper)."""
@@ -90,10 +91,6 @@ class ReasoningBank(MemorySettings):
     """True if the run's own attempts are learned from."""
     cross_task: bool = field(default=False, metadata=SHARED)
     """True if the runs of all seeds share one library; they are then played in turn."""
-
-    def __post_init__(self) -> None:
-        check_least(self, "reasoning-bank", k=1, max_items=1, max_state_chars=1)
-        check_least(self, "reasoning-bank", max_memory_tokens=0, temperature=0)
 
     @classmethod
     def paper(cls) -> ReasoningBank:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+from ...nodes.arguments import Count
 from ...nodes.retrieve.attempts import note_line
 from ...nodes.synthesize.reflect import NotesPart, route_next_attempt, route_shared_attempt, write_about_attempt
 from ..wiring.episode import MemorySettings, SharedAttemptSettings, WordingSettings, attempt_nodes, compose_node, episode_graph
@@ -42,7 +43,7 @@ class Reflexion(WordingSettings, SharedAttemptSettings, MemorySettings):
 
     selection: Literal["last", "budget", "all"] = "last"
     """The plans in the prompt: the `last` ones, as in the original; within a `budget` of tokens; or `all` that fit the window."""
-    last_n: int = 3
+    last_n: Count = 3
     """Plans shown with `selection="last"`. Original: 3."""
 
     @classmethod

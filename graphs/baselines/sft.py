@@ -14,10 +14,9 @@ and from the moments of its optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from langgraph.graph import StateGraph
 
@@ -25,6 +24,7 @@ from ...memory.claas.settings import LoRA
 from ...memory.claas.weights import TrainingLog, WeightSettings
 from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end
+from ...nodes.arguments import ArgumentCheck, Count, Range
 from ...nodes.learn.train_weights import (
     FindVersion,
     ImitateBest,
@@ -38,7 +38,7 @@ from ...nodes.learn.train_weights import (
 )
 from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, RewardChannels
 from ..wiring.flow import Graph, Node, compile_graph, wire
-from ..wiring.inputs import NOT_GIVEN, SHARED, MethodInputs, check_least, given_settings
+from ..wiring.inputs import NOT_GIVEN, SHARED, MethodInputs, given_settings
 from ..wiring.weights import MakeTrainer, open_weight_trainer, scoring_policy
 
 __all__ = ["FLOW", "RejectionSampling", "build"]
@@ -58,25 +58,20 @@ class TrainedState(EpisodeChannels, ChoiceChannels, RewardChannels, VersionChann
 
 
 @dataclass(frozen=True)
-class WeightTraining:
+class WeightTraining(ArgumentCheck):
     """Hyper-parameters of all methods that train weights."""
 
     method: ClassVar[str]
     """The method's name, for errors."""
-    least: ClassVar[Mapping[str, float]]
-    """Fields of the method's own -> their least values."""
 
-    learning_rate: float = 3e-3
+    learning_rate: Annotated[float, Range(0)] = 3e-3
     """Learning rate of AdamW; chosen on the toy's train fold among .001, .003 and .01."""
-    epochs: int = 2
+    epochs: Count = 2
     """Updates from each group (grpo), or times that a training goes over its steps."""
-    rank: int = 8
+    rank: Count = 8
     """Rank of the LoRA adapter, on all linear layers; its scale is twice the rank."""
-    temperature: float = field(default=1.0, metadata=SHARED)
+    temperature: Annotated[float, Range(0)] = field(default=1.0, metadata=SHARED)
     """The temperature of the softmax that the action is drawn from. 0 takes the best action, so that all attempts are the same."""
-
-    def __post_init__(self) -> None:
-        check_least(self, self.method, learning_rate=0, epochs=1, rank=1, temperature=0, **self.least)
 
     @property
     def training(self) -> WeightSettings:
@@ -90,13 +85,12 @@ class RejectionSampling(WeightTraining):
     """Hyper-parameters."""
 
     method = "sft"
-    least = MappingProxyType({"every": 1, "best": 1, "batch_size": 1})
 
-    every: int = 5
+    every: Count = 5
     """Episodes between two trainings."""
-    best: int = 4
+    best: Count = 4
     """Attempts that a training imitates, at most."""
-    batch_size: int = 32
+    batch_size: Count = 32
     """Steps behind one update."""
 
 

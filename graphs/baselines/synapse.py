@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from ...memory.attempts.trajectories import Trajectories, goal_key
 from ...memory.errors import UserError
+from ...nodes.arguments import Count
 from ...nodes.retrieve.attempts import Push, ReadOnlyMemory
 from ...nodes.retrieve.recollect import Recollect
 from ...nodes.retrieve.synapse import Exemplars, ExemplarsPart
@@ -23,7 +24,7 @@ from ...nodes.state import PrecedentChannels
 from ..wiring.banks import bank_trajectories, require_success_threshold, success_predicate
 from ..wiring.episode import AttemptState, MemorySettings, episode_graph, episode_nodes
 from ..wiring.flow import Graph, Node
-from ..wiring.inputs import NOT_GIVEN, SHARED, THINK_THEN_ACT, MethodInputs, check_least, given_settings
+from ..wiring.inputs import NOT_GIVEN, SHARED, THINK_THEN_ACT, MethodInputs, given_settings
 
 __all__ = ["FLOW", "Synapse", "build"]
 
@@ -43,7 +44,7 @@ class SynapseState(AttemptState, PrecedentChannels):
 class Synapse(MemorySettings):
     """Hyper-parameters. `paper` is Synapse's own number of exemplars, the default that of AdaMEM's comparison."""
 
-    k: int = field(default=1, metadata=SHARED)
+    k: Count = field(default=1, metadata=SHARED)
     """k: exemplars in the prompt. AdaMEM's comparison: 1, and up to 16, where it got worse; Synapse: 3."""
     outcomes: Literal["success", "all"] = "success"
     """The attempts that may be exemplars: those that succeeded, as in both papers, or `all`."""
@@ -57,9 +58,6 @@ class Synapse(MemorySettings):
     """True if finished episodes join the memory. Papers: no."""
     cross_task: bool = field(default=False, metadata=SHARED)
     """True if the runs of all seeds share one memory; they are then played in turn."""
-
-    def __post_init__(self) -> None:
-        check_least(self, "synapse", k=1, max_state_chars=1, max_memory_tokens=0, temperature=0)
 
     @classmethod
     def paper(cls) -> Synapse:

@@ -15,7 +15,7 @@ A rollout is one piece: when it is played again, it calls its tools again (the m
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
 from langgraph.graph import StateGraph
 
@@ -34,10 +34,10 @@ from ...nodes.act.tool_use import (
     route_remaining_answer,
     route_tool_calls,
 )
-from ...nodes.arguments import ArgumentCheck
+from ...nodes.arguments import ArgumentCheck, Count, Range
 from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, PlanChannels
 from ..wiring.flow import Graph, Node, compile_graph, wire
-from ..wiring.inputs import NOT_GIVEN, SHARED, MethodInputs, check_least, given_settings
+from ..wiring.inputs import NOT_GIVEN, SHARED, MethodInputs, given_settings
 
 __all__ = ["FLOW", "ToolAgent", "build"]
 
@@ -76,23 +76,19 @@ class ToolAgentOutput(EpisodeResult):
 class ToolAgent(ArgumentCheck):
     """Hyper-parameters."""
 
-    max_turns: int = 20
+    max_turns: Count = 20
     """Calls of the model at most; at the last one it has to answer. Reference code of Training-Free GRPO: 50, on the web 20."""
-    temperature: float | None = field(default=None, metadata=SHARED)
+    temperature: Annotated[float, Range(0)] | None = field(default=None, metadata=SHARED)
     """The model's temperature; None: its own default. Training-Free GRPO: 0.7 when learning, 0.3 when tested."""
-    lessons_per_prompt: int = 0
+    lessons_per_prompt: Annotated[int, Range(0)] = 0
     """Lessons shown at most, those that fit the task best first; 0: all."""
     wording: Literal["ours", "paper"] = "ours"
     """`paper`: lessons stand after the task, as in Training-Free GRPO's Fig. 6, and an agent with Python has the system prompt of its
     Fig. 5. The paper shows none for the web."""
-    max_output_chars: int = 8000
+    max_output_chars: Annotated[int, Range(100)] = 8000
     """Characters of a tool's result in the prompt; longer results lose their middle."""
-    max_transcript_chars: int = 1000
+    max_transcript_chars: Annotated[int, Range(100)] = 1000
     """Characters of a tool's result in the transcript, which critics read."""
-
-    def __post_init__(self) -> None:
-        check_least(self, "tool-agent", max_turns=1, temperature=0, lessons_per_prompt=0)
-        check_least(self, "tool-agent", max_output_chars=100, max_transcript_chars=100)
 
 
 def build(

@@ -15,13 +15,13 @@ the run's episodes do not show: they count in its tokens, seconds and FLOPs.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from langgraph.graph import StateGraph
 
 from ...memory.claas.weights import TrainingLog
 from ...nodes.act.episode import route_episode_end
+from ...nodes.arguments import Count
 from ...nodes.learn.curriculum import (
     ImitateSolved,
     PickTask,
@@ -63,15 +63,14 @@ class SelfEvolvingCurriculum(WeightTraining):
     """Hyper-parameters."""
 
     method = "webrl"
-    least = MappingProxyType({"every": 1, "tasks": 1, "batch_size": 1})
 
-    every: int = 10
+    every: Count = 10
     """Episodes of the run's own task in each phase; practice and training come before the first."""
-    tasks: int = 12
+    tasks: Count = 12
     """Tasks of a phase."""
     success_threshold: float | None = field(default=None, metadata=SHARED)
     """The return from which a practice task is solved; the environment's own if not given. Where both are unknown: above the mean."""
-    batch_size: int = 32
+    batch_size: Count = 32
     """Steps behind one update."""
 
 

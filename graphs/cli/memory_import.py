@@ -24,6 +24,8 @@ from .flags import parse_flags
 
 __all__ = []
 
+FILES = ("chroma.sqlite3", "memory.sqlite")
+"""Files by which a memory's folder is known: of Chroma, and of SQLite."""
 FROM = "--from langsmith, langfuse, mlflow, otlp or openai"
 
 
@@ -145,4 +147,4 @@ def _check_memory(path: str) -> None:
 
 def find_memories(directory: str) -> list[str]:
     """The memories in a directory and below it."""
-    return sorted(str(path.parent) for path in Path(directory).rglob("chroma.sqlite3"))
+    return sorted(str(path.parent) for path in Path(directory).rglob("*.sqlite*") if path.name in FILES)

@@ -99,7 +99,7 @@ class ContextService(Service):
         """Delete exchanges, or all of a tenant's (None), with the conversations and the lessons that were drawn from them."""
         async with self._locks[tenant]:
             for adapter in self._live.names(tenant):
-                doomed = ids
+                doomed: Any = "all"
                 if ids is not None:  # those of this adapter: the learner refuses ids that it does not know
                     kept = {one["id"] async for one in self._learner.aexport(tenant=tenant, adapter=adapter)}
                     doomed = [id for id in ids if id in kept]
@@ -109,7 +109,7 @@ class ContextService(Service):
     async def remove(self, tenant: str, adapter: str, version: str | None = None) -> dict[str, Any]:
         """Delete an adapter with all that it learned."""
         found = await super().remove(tenant, adapter, version)
-        await self._learner.aforget(None, tenant=tenant, adapter=adapter)
+        await self._learner.aforget(tenant=tenant, adapter=adapter)
         return found
 
     async def freeze(self, tenant: str, adapter: str, is_frozen: bool) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from langgraph.graph import StateGraph
 
@@ -13,7 +13,7 @@ from ...memory.records import Shown, Trajectory
 from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.act.policies import PromptView
-from ...nodes.arguments import ArgumentCheck
+from ...nodes.arguments import ArgumentCheck, Count, Range
 from ...nodes.retrieve.attempts import Compose, Layout, Push
 from ...nodes.state import (
     AttemptInput,
@@ -49,7 +49,7 @@ class AttemptState(AttemptInput, EpisodeChannels, PromptChannels, PlanChannels, 
 class ChoiceSettings(ArgumentCheck):
     """The hyper-parameter of every method that draws its action from scored ones."""
 
-    temperature: float = field(default=1.0, metadata=SHARED)
+    temperature: Annotated[float, Range(0)] = field(default=1.0, metadata=SHARED)
     """The temperature of the softmax over scored actions; 0 takes the best. A model that writes has its own temperature."""
 
 
@@ -101,10 +101,10 @@ class SharedAttemptSettings(ChoiceSettings):
 class MemorySettings(ChoiceSettings):
     """The hyper-parameters of methods whose prompts show what earlier attempts left."""
 
-    max_memory_tokens: int | None = None
+    max_memory_tokens: Annotated[int, Range(0)] | None = None
     """Tokens of what earlier attempts left, in a prompt; half of the model's window if not given. Where not all fits, the least similar,
     or else the oldest, is cut or left out."""
-    max_state_chars: int = 200
+    max_state_chars: Count = 200
     """Characters of a past state that the prompt keeps."""
 
 

@@ -34,7 +34,6 @@ __all__ = [
     "MethodInputs",
     "Prompting",
     "WritingStyle",
-    "check_least",
     "check_task_scope",
     "given_settings",
     "uniform_policy",
@@ -71,17 +70,6 @@ PAPER_OF_ICRL = WritingStyle("paper/icrl/act", "paper/icrl/answer")
 """The prompts of the paper on ICRL in our words, for ICRL and for the methods beside it there."""
 THINK_THEN_ACT = WritingStyle(answer_prompt="cot/answer", thinks_before_each_action=True)
 """The style of ReAct (arXiv:2210.03629): a thought before every action."""
-
-
-def check_least(settings: Any, method: str, **least: float) -> None:
-    """Check that these settings are not below their least values; a setting that is None passes.
-
-    Raises:
-        UserError: naming the setting, the least value, and what came.
-    """
-    for name, value in least.items():
-        if (given := getattr(settings, name)) is not None and given < value:
-            raise UserError(f"{method}: {name} is at least {value:g}, got {given}")
 
 
 def check_task_scope(settings: Any, method: str) -> None:

@@ -28,7 +28,7 @@ import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from hashlib import blake2b
 from numbers import Real
 from typing import Any, TypedDict
@@ -146,6 +146,8 @@ class Reflection:
     lessons: tuple[Lesson, ...] = ()
     error: str = ""
     """The reason for which no reply could be read; empty if one could."""
+    reward: float | None = None
+    """Of the stretch as it was then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +164,10 @@ class Quarantine:
 
 @dataclass(frozen=True, slots=True)
 class ExportedConversation(Conversation):
-    """A line of `ConversationStore.export`."""
+    """A line of a learner's export."""
 
+    agent: str = ""
+    scope: dict[str, str | None] = field(default_factory=dict)
     ratings: tuple[Rating, ...] = ()
     reflections: tuple[Reflection, ...] = ()
     quarantine: Quarantine | None = None
@@ -290,13 +294,18 @@ class ConversationStore:
         self.quarantines = RecordStore(store, (*scope, "quarantine"), Quarantine, changes_kept=kept)
         self._changes = RecordStore(store, (*scope, "changes"), _Changes, **derived)
         self._left_out = set[str]()
-        self._writer = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
+        self._name = uuid.uuid4().hex[:12]
         self._count, self._card = 0, ""
         self._open = OrderedDict[str, Conversation | None]()
         self._made: dict[str, Trajectory] = {}
         self._lock = threading.Lock()
         self.has_news = False
         """True if this object has changed trajectories; its reader sets it back."""
+
+    @property
+    def _writer(self) -> str:
+        """The id of this object among all that write into the scope; after a fork it is another one."""
+        return f"{os.getpid()}-{self._name}"
 
     def _leave_out(self, damage: BadRecord) -> None:
         """Say once that a record is damaged."""

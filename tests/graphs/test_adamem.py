@@ -341,8 +341,8 @@ def test_modes_are_separate_graphs_and_presets_name_them() -> None:
     ("settings", "said"),
     [
         ({"mode": "medium"}, "mode is one of high, low, low-on-request, max, raw, no-precedents"),
-        ({"k": 0}, "k is at least 1"),
-        ({"min_confidence": 2.0}, "min_confidence is from 0 to 1"),
+        ({"k": 0}, "k is a whole number of at least 1"),
+        ({"min_confidence": 2.0}, "min_confidence is a number from 0 to 1"),
         ({"mode": "no-precedents", "author": "rule"}, "the rule writes from precedents"),
     ],
 )

@@ -12,18 +12,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from learngraph.graphs.methods import Method
 from learngraph.graphs.wiring.flow import Node, compile_graph, wire
-from learngraph.graphs.wiring.inputs import SHARED, MethodInputs, check_least
+from learngraph.graphs.wiring.inputs import SHARED, MethodInputs
 from learngraph.memory.attempts.buffer import Buffer
 from learngraph.memory.records import Shown
 from learngraph.nodes.act.choose import Choose
 from learngraph.nodes.act.episode import Act, Begin, route_episode_end
+from learngraph.nodes.arguments import ArgumentCheck, Range
 from learngraph.nodes.retrieve.attempts import AttemptsPart, Push
 from learngraph.nodes.state import (
     ChoiceChannels,
@@ -48,16 +49,13 @@ class ReSTState(EpisodeChannels, PromptChannels, PlanChannels, ChoiceChannels, R
 
 
 @dataclass(frozen=True)
-class ReST:
+class ReST(ArgumentCheck):
     """Hyper-parameters."""
 
-    max_attempts: int = 8
+    max_attempts: Annotated[int, Range(1)] = 8
     """Attempts in a prompt, at most."""
-    temperature: float = field(default=1.0, metadata=SHARED)
+    temperature: Annotated[float, Range(0)] = field(default=1.0, metadata=SHARED)
     """The temperature of the softmax over scored actions; 0 takes the best."""
-
-    def __post_init__(self) -> None:
-        check_least(self, "rest", max_attempts=1, temperature=0)
 
     @classmethod
     def greedy(cls) -> ReST:

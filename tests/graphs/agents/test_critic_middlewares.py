@@ -134,6 +134,45 @@ def test_feedback_that_changes_has_the_conversation_studied_again(method: str) -
     assert learner.status(tenant="acme").lessons == 1
 
 
+@methods
+def test_a_later_comment_leaves_the_lesson_until_another_takes_its_place_and_another_verdict_takes_it_at_once(
+    method: str,
+) -> None:
+    agent, learner, _ = make(method, store := InMemoryStore())
+    play(agent, learner, range(1))
+    first = learner._conversations({"tenant": "acme"}).ratings("t0")[0].reward
+
+    def lessons(feedback: dict[str, Any]) -> list[int]:
+        """The lessons that hold here, and in another process, and how many were studied."""
+        learner.feedback("t0", tenant="acme", **feedback)
+        found = [one.status(tenant="acme") for one in (learner, make(method, store)[1])]
+        return [*(one.lessons for one in found), *(one.waiting for one in found), *(one.studied for one in found)]
+
+    assert lessons({"text": "thanks"}) == [1, 1, 1, 1, 0, 0]
+    agent.invoke({"messages": desk.ticket(0)[0]}, learning_agents.config("t4"))
+    assert "recalled t0/0" in learner.explain("t4", tenant="acme")
+    assert lessons({"reward": 1.0 - (first or 0.0)}) == [0, 0, 1, 1, 0, 0]
+    assert learner.learn(tenant="acme").lessons == 1
+    learner.critic = HeedfulClerk(garbles=True)
+    object.__setattr__(learner.critic, "say", lambda messages: AIMessage(""))
+    assert lessons({"text": "hm"}) == [1, 1, 1, 1, 0, 0]
+    assert (status := learner.learn(tenant="acme")).lessons == len(status.unreadable) == 1, "nothing has taken its place"
+    learner.feedback("t0", text="hm, hm", tenant="acme")
+    learner.quarantine("t0", "a person said so", tenant="acme")
+    assert learner.status(tenant="acme").lessons == 0
+
+
+def test_an_account_names_the_lessons_and_cuts_what_is_long() -> None:
+    agent, learner, _ = make("reasoning-bank")
+    play(agent, learner, range(1))
+    agent.invoke({"messages": desk.ticket(0)[0]}, learning_agents.config("t4"))
+    learner.feedback("t4", reward=1.0, text="so\nslow " * 2_000, tenant="acme")
+    lines = learner.explain("t4", tenant="acme").splitlines()
+    assert any("resolve it by" in line for line in lines)
+    assert lines[-1].startswith("  user gave it reward 1: so slow so slow")
+    assert max(map(len, lines)) < 310
+
+
 def test_nothing_alike_enough_says_how_near_the_nearest_was() -> None:
     agent, learner, _ = make("reasoning-bank", min_similarity=0.9, state_key=lambda read: str(read[0].text))
     play(agent, learner, range(3))

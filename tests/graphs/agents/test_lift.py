@@ -88,7 +88,8 @@ def test_the_item_with_the_fewest_trials_is_tried_and_retired_ones_are_left_out(
 
 
 @pytest.mark.parametrize(
-    ("options", "said"), [({"control": 0.7}, "control is a share"), ({"min_lift": 0.0}, "needs holdout=, such as 0.05")]
+    ("options", "said"),
+    [({"control": 0.7}, "control is a number from 0 to 0.5; got 0.7"), ({"min_lift": 0.0}, "needs holdout=, such as 0.05")],
 )
 def test_a_plan_that_cannot_work_is_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):

@@ -18,7 +18,7 @@ from learning_agents import config
 from pydantic import BaseModel
 
 from learngraph.graphs.agents.icrl import ICRLMiddleware
-from learngraph.graphs.agents.scope_values import AgentScope, ScopeError
+from learngraph.graphs.agents.scope_values import AgentScope, ScopeError, scope_of
 from learngraph.memory.errors import UserError
 
 
@@ -154,7 +154,7 @@ def test_a_tenant_is_forgotten_with_all_of_its_users_and_an_unknown_thread_is_sa
     for thread, where in enumerate(wheres := [("a", "ann"), ("a", "bob"), ("a", None), ("b", "ann")]):
         scope = {name: value for name, value in zip(("tenant", "user_id"), where, strict=True) if value}
         agent.invoke({"messages": "hello"}, {"configurable": {"thread_id": f"t{thread}", **scope}})
-    for threads, more in ((["t0", "nope"], {"tenant": "a", "user_id": "ann"}), (None, {"user_id": "ann"})):
+    for threads, more in ((["t0", "nope"], {"tenant": "a", "user_id": "ann"}), ("all", {"user_id": "ann"})):
         with pytest.raises(UserError, match=r"asked for conversation 'nope'|give tenant="):
             learner.forget(threads, **more)
     assert len(wheres) - learner.forget(tenant="a", user_id=None) - learner.forget(tenant="a") == 1
@@ -223,9 +223,24 @@ def test_export_reaches_as_far_as_forget_and_status_and_learn_name_what_is_told_
         for scope in ({"tenant": "acme"}, {"tenant": "acme", "user_id": None})
     ]
     assert ids == [["ann", "bob"], []]
-    more = "not counted here is what has a user_id: give user_id"
+    scopes = [{"tenant": "acme", "user_id": user} for user in ("ann", "bob")]
+    assert [one["scope"] for one in learner.export(tenant="acme") if one["agent"] == "agent"] == scopes
+    assert learner.scopes() == learner.scopes(tenant="acme") == scopes
+    assert {name: one.rated for name, one in learner.learn_all().items()} == {
+        "tenant=acme user_id=ann": 1,
+        "tenant=acme user_id=bob": 1,
+    }
+    more = "not counted here is what has a user_id: give user_id, as scopes() lists"
     for read in (learner.status, learner.learn):
         assert more in str(read(tenant="acme"))
         assert "not counted" not in str(read(tenant="acme", user_id="ann"))
     assert learner.forget(tenant="acme") == 2
     assert more not in str(learner.status(tenant="acme"))
+    assert learner.scopes() == []
+
+
+@pytest.mark.parametrize("value", ["b.c", "x/y=1", "50% é", "user_id=1", "7"])
+def test_the_values_of_labels_are_those_that_they_were_made_of(value: str) -> None:
+    scope = AgentScope(("tenant", "user_id?"))
+    for values in ({"tenant": value, "user_id": None}, {"tenant": "a", "user_id": value}):
+        assert scope_of(("agents", "a%2Eb", *scope.labels(values))) == {"agent": "a.b", "scope": values}

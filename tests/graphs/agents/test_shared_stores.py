@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -23,6 +25,7 @@ from learngraph.graphs.agents.executed_calls import watch_call
 from learngraph.graphs.agents.synapse import SynapseMiddleware
 from learngraph.memory.conversations.reviews import reviewed_call
 from learngraph.memory.conversations.store import ConversationStore, Reflection, Turn
+from learngraph.memory.errors import UserError
 from learngraph.memory.records import Task, Trajectory, Transition
 from learngraph.memory.storage.record_store import to_json
 
@@ -35,6 +38,33 @@ def rated(store: InMemoryStore, thread: str = "t1", **options: Any) -> Conversat
     made.record(thread, TURN, Task("agent", "late"))
     made.rate(thread, 1.0)
     return made
+
+
+def test_two_processes_that_a_fork_has_made_see_what_each_other_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    parent = rated(InMemoryStore(), "before")
+    _, seen = parent.changes(None)
+    child = copy(parent)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(os, "getpid", lambda: -1)
+        child.record("there", TURN, Task("agent", "late"))
+        child.rate("there", 1.0)
+    parent.record("here", TURN, Task("agent", "late"))
+    parent.rate("here", 1.0)
+    changed, _ = parent.changes(seen)
+    assert {one.run for one in changed or parent.trajectories.all()} >= {"here", "there"}
+
+
+def test_a_learner_of_a_folder_that_was_made_before_a_fork_says_where_to_make_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learners = SynapseMiddleware(tmp_path / "memory"), SynapseMiddleware(InMemoryStore())
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(UserError, match=r"this learner was made before a fork, .*: make it in each worker"):
+            learners[0].status()
+        assert learners[1].status().rated == 0
+    assert learners[0].status().rated == 0
+    learners[0].close()
 
 
 class Quarantining(InMemoryStore):

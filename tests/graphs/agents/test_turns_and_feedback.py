@@ -129,6 +129,28 @@ def test_a_graph_of_ones_own_learns_with_a_node(method: str, schema: Any, awaite
     assert turn.advice[-1]["cached"] > 0.5, "advice stays where it was given"
 
 
+@pytest.mark.parametrize("schema", [LearningState, MessagesState])
+def test_what_other_nodes_say_is_none_of_the_actions_of_a_node(schema: Any) -> None:
+    read = list[str]()
+    learner = ICRLMiddleware(InMemoryStore(), next_turn=lambda talk: read.append(talk[-1].text) or 1.0)
+    builder = StateGraph(schema)
+    builder.add_node("planner", lambda state: {"messages": [AIMessage("Plan: look it up.")]})
+    builder.add_node("model", learner.node(model := desk.HeedfulClerk(), TOOLS)).add_node("tools", ToolNode(TOOLS))
+    builder.add_node("closer", lambda state: {"messages": [AIMessage("Goodbye.")]})
+    builder.add_edge(START, "planner").add_edge("planner", "model").add_edge("tools", "model")
+    builder.add_conditional_edges("model", lambda state: "tools" if state["messages"][-1].tool_calls else "closer")
+    graph = builder.compile(checkpointer=InMemorySaver())
+    for n in range(2):
+        out = graph.invoke({"messages": desk.ticket(n)[0]}, config("a"))
+    for turn in learner.conversation("a", tenant="acme").turns:
+        assert [step.action.partition("(")[0] for step in turn.steps] == ["lookup_order", "resolve", "reply: It is done."]
+        assert turn.steps[0].observation_text.startswith("My order A")
+        assert len(turn.advice) == 3
+    assert read == [desk.ticket(1)[0]], "the turn before is rated by what the user said"
+    assert "Plan: look it up." in [message.text for message in out["messages"]]
+    assert len(model.seen) == 6
+
+
 class Talk(TypedDict):
     talk: list[Any]
 

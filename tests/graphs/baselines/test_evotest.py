@@ -382,5 +382,5 @@ def test_a_model_that_only_scores_cannot_write_a_configuration() -> None:
     world = KeywordKeep()
     with pytest.raises(UserError, match="evotest reasons in writing"):
         evotest.build(MethodInputs.with_scoring_model(world, Journal(), open_model("pocket")))  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="examples is at most 10, got 11"):
+    with pytest.raises(UserError, match="examples is a whole number from 0 to 10; got 11"):
         EvoTest(examples=11)

@@ -326,7 +326,7 @@ def test_temperature_is_bound_and_settings_are_checked() -> None:
     play(graph)
     assert model._asked[0][1] == {"temperature": 0.3}
     for wrong in ({"max_turns": 0}, {"temperature": -1}, {"max_output_chars": 5}, {"lessons_per_prompt": -1}):
-        with pytest.raises(UserError, match=f"tool-agent: {next(iter(wrong))} is at least"):
+        with pytest.raises(UserError, match=f"ToolAgent: {next(iter(wrong))} is a (whole )?number of at least"):
             ToolAgent(**wrong)
 
 

@@ -24,6 +24,7 @@ from learngraph.graphs.cli.serve import ServeOptions
 from learngraph.graphs.experiments.options import RunOptions
 from learngraph.graphs.experiments.training_free.options import LearningOptions
 from learngraph.graphs.methods import METHODS
+from learngraph.nodes.arguments import Range
 
 COMMANDS: dict[str, tuple[type, ...]] = {
     "run": (RunOptions,),
@@ -66,9 +67,9 @@ def documents(form: type) -> dict[str, str]:
 
 
 def kind(hint: Any) -> str:
-    """A type without None, and without the choices of a Literal: those belong to the command."""
-    parts = [part for part in get_args(hint) if part is not type(None)]
-    if type(None) in get_args(hint) and len(parts) == 1:
+    """A type without None and its range, and without the choices of a Literal: those belong to the command."""
+    parts = [part for part in get_args(hint) if part is not type(None) and not isinstance(part, Range)]
+    if 1 == len(parts) < len(get_args(hint)):
         return kind(parts[0])
     return "Literal" if str(get_origin(hint)) == "typing.Literal" else str(hint)
 

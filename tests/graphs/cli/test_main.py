@@ -30,9 +30,15 @@ from learngraph.graphs.experiments.recorded import read_rows, unpack_rows
 from learngraph.graphs.icrl import ICRL
 from learngraph.graphs.jitrl import JitRL
 from learngraph.graphs.methods import METHODS
+from learngraph.memory.conversations.store import ConversationStore, Reflection, Turn
 from learngraph.memory.errors import UserError
+from learngraph.memory.lessons.library import Library
+from learngraph.memory.lessons.versions import LibraryVersions
+from learngraph.memory.records import Lesson, Task, Transition
 from learngraph.memory.storage.chroma_store import ChromaStore
 from learngraph.memory.storage.record_store import write_jsonl
+from learngraph.memory.storage.sqlite_memory import SqliteMemory
+from learngraph.memory.storage.stored_rows import StoredRows
 from learngraph.nodes.act.episode import replay_actions
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 
@@ -89,7 +95,7 @@ def objects(text: str) -> list[dict[str, Any]]:
         ("list nodes --writes candidats", "no node writes `candidats`; did you mean candidates?"),
         ("list everything", "takes nodes or nothing, got everything"),
         ("memory", "show PATH"),
-        ("memory show nowhere", "no memory of runs in nowhere; give a run folder (of a middleware: its export()"),
+        ("memory show nowhere", "no memory in nowhere; give the folder of a run, or that of a learning middleware"),
         ("memory prune nowhere", "--keep-last"),
         ("memory import nothing.jsonl --into place", "nothing.jsonl"),
     ],
@@ -400,6 +406,38 @@ def test_a_memory_without_trajectories_names_what_it_holds(here: Path, capsys: p
     assert "notes holds no trajectories; it holds notes/ann" in capsys.readouterr().err
 
 
+def test_the_folder_of_a_middleware_is_shown_and_exported_and_not_pruned(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with SqliteMemory.open("kept") as store:
+        kept = ConversationStore(store, ("agents", "desk", "tenant=b%2Ec", "user_id"))
+        for name in ("t1", "t2"):
+            kept.record(name, Turn("u1", (Transition("late", "refund()", None),)), Task("agent", "It is\nlate. " * 99))
+        kept.rate("t1", 0.5, "too slow")
+        kept.add_reflection(Reflection("reflexion/t1/0", "t1", "", note="Ask first."), "t1/0")
+        kept.quarantine("t2", "a person said so")
+        lessons = Library((Lesson("L0", "Look twice."),))
+        LibraryVersions(rows=StoredRows(store, (*kept.scope, "library"))).put("start", lessons, why="the start")
+    assert main(["memory", "show", "kept"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "desk tenant=b.c user_id=None: 2 conversations, 1 rated"
+    assert lines[1].startswith("  t1, 1 turn: It is late. It is late.")
+    assert len(lines[1]) < 230
+    assert lines[2] == "    user gave it reward 0.5: too slow"
+    assert lines[4:] == [
+        "    nothing is learned from it: a person said so",
+        "  lesson from reflexion/t1/0: Ask first.",
+        "  lesson L0: Look twice.",
+    ]
+    assert main(["memory", "export", "kept", "-"]) == 0
+    rows = objects(capsys.readouterr().out)
+    assert [(row["id"], row["agent"], row["scope"]) for row in rows] == [
+        (name, "desk", {"tenant": "b.c", "user_id": None}) for name in ("t1", "t2")
+    ]
+    assert main(["memory", "prune", "kept", "--keep-last", "1"]) == 2
+    assert "kept holds conversations of agents: their middlewares' forget()" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kept", ["kept", "http://127.0.0.1:8000"])
 def test_what_is_imported_is_what_a_run_reads(
@@ -453,7 +491,7 @@ def test_across_tasks_the_seeds_share_a_memory_and_take_turns(here: Path, monkey
     command = ["run", "jitrl", *TOY, "--episodes", "2", "--seeds", "2", "--out", "run", "--compare", "random"]
     assert main([*command, "--cross-task"]) == 0
     assert batches == [["jitrl-s0", "jitrl-s1"], ["random-s0"], ["random-s1"]]
-    with open_memories("run") as (records,):
+    with open_memories("run") as ((records,), _):
         assert {trajectory.run for trajectory in records.all()} == {"jitrl-s0", "jitrl-s1"}
 
 

@@ -185,8 +185,8 @@ def test_without_weights_it_says_so(method: str) -> None:
 
 
 def test_settings_that_cannot_be_are_refused() -> None:
-    with pytest.raises(UserError, match="grpo: group_size is at least 2, got 1"):
+    with pytest.raises(UserError, match="group_size is a whole number of at least 2; got 1"):
         grpo.GroupRelativeTraining(group_size=1)
-    with pytest.raises(UserError, match="sft: every is at least 1, got 0"):
+    with pytest.raises(UserError, match="every is a whole number of at least 1; got 0"):
         sft.RejectionSampling(every=0)
     assert version_label(7) == "after-0007"
