@@ -13,13 +13,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 82_030, "tests": 67_300}
+LINES: Mapping[str, int] = {"source": 82_120, "tests": 67_480}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_232,
-    "graphs/agents": 6_680,
+    "graphs/agents": 6_740,
     "graphs/baselines": 1_740,
-    "graphs/cli": 2_912,
+    "graphs/cli": 2_965,
     "graphs/experiments": 7_820,
     "graphs/presets": 127,
     "graphs/serving": 2_200,
@@ -28,12 +28,12 @@ ROOMS: Mapping[str, int] = {
     "memory": 1_310,
     "memory/attempts": 667,
     "memory/claas": 2_850,
-    "memory/conversations": 1_685,
+    "memory/conversations": 1_710,
     "memory/lessons": 1_350,
     "memory/returns": 1_061,
     "memory/search": 1_515,
     "memory/storage": 2_975,
-    "nodes": 2_815,
+    "nodes": 2_845,
     "nodes/act": 1_942,
     "nodes/evaluate": 884,
     "nodes/extract": 2_073,
