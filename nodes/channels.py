@@ -21,7 +21,7 @@ from typing import Any, NotRequired, Union, get_args, get_origin, get_type_hints
 from langchain_core.runnables import Runnable
 from typing_extensions import is_typeddict
 
-__all__ = ["NodeChannels", "is_required", "maker_channels", "node_channels", "node_schemas", "schema_channels", "type_hints"]
+__all__ = ["NodeChannels", "maker_channels", "node_channels", "node_schemas", "schema_channels", "type_hints"]
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ from ..wiring import run
 from ..wiring.flow import Graph, Node, compile_graph, wire
 from ..wiring.inputs import MethodInputs
 
-__all__ = ["DevChoice", "DevRequestError", "read_choice", "store"]
+__all__ = ["store"]
 
 FOLDER = Path("runs") / "dev"
 _MAKING = Lock()

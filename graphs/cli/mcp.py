@@ -14,7 +14,7 @@ from typing import Any
 from ...memory.errors import CommandError
 from .flags import parse_flags
 
-__all__ = ["McpOptions", "mcp"]
+__all__ = ["mcp"]
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ...tools.environments.ih_challenge import Challenge
     from ...tools.pocket.guard import ScenarioTranscript
 
-__all__ = ["Stream", "StreamArm", "StreamJob", "is_stream", "play_stream", "read_stream"]
+__all__ = ["is_stream", "play_stream", "read_stream"]
 
 PROBE_STRIDE = 5
 """One of so many chats without rules is played, to save time."""

@@ -26,7 +26,7 @@ from .measures import METRICS
 from .results import SeedResult, last_episodes, optimum_name
 from .tables import ResultTable
 
-__all__ = ["draw_cost_curves", "draw_figures", "draw_learning_curves"]
+__all__ = ["draw_figures", "draw_learning_curves"]
 
 COLOURS = ("#1f5fbf", "#d1495b", "#8a8f98", "#2e8b57", "#9467bd", "#e08e0b", "#17a2b8", "#7f4f24")
 """Line colours, one per method, in the order of the command."""

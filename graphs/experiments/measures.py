@@ -21,7 +21,7 @@ from ...nodes.cached_model import Prices
 from ...nodes.evaluate.statistics import Interval, interval, mean
 from .results import SeedResult, final_count, last_episodes
 
-__all__ = ["METRICS", "RUN_METRICS", "ArmEstimate", "Metric"]
+__all__ = ["METRICS", "RUN_METRICS", "ArmEstimate"]
 
 
 @dataclass(frozen=True)

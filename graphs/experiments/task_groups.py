@@ -13,7 +13,7 @@ from ...memory.display import format_number, markdown_table, with_interval
 from ...nodes.evaluate.statistics import interval, mean
 from .results import SeedResult
 
-__all__ = ["aggregate_table", "task_means", "task_table"]
+__all__ = ["aggregate_table", "task_table"]
 
 Methods = Sequence[Sequence[SeedResult]]
 """For each method its results, one per seed."""

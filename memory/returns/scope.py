@@ -16,7 +16,7 @@ from ..search.sections import SectionRows
 from ..search.segments import MERGE_ROWS, IndexSegment, TokenSegments
 from ..search.similarity import JaccardIndex
 
-__all__ = ["Scope", "Tally"]
+__all__ = ["Scope"]
 
 PART_ROWS = 1 << 15
 """Rows of an index in Python's objects, which take 12 kB for a new text of 60 words, before they become a segment, of 2 kB."""

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from ..errors import UserError, import_package
 
-__all__ = ["ChromaCollections", "ServerOutage", "StoredItem"]
+__all__ = ["ChromaCollections", "StoredItem"]
 
 Namespace = tuple[str, ...]
 VectorArray = NDArray[np.float32]

@@ -24,7 +24,6 @@ __all__ = [
     "FinishedEpisode",
     "WorldWithoutVerdicts",
     "build_trajectory",
-    "build_transition",
     "replay_actions",
     "route_episode_end",
     "takes_unlisted_actions",

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["EffectInterval", "effect_interval", "log_mixture", "mixture_bound", "robust_effects"]
+__all__ = ["EffectInterval", "effect_interval"]
 
 CLIP = 0.25, 0.75
 """Least and greatest expected reward: what is further off costs variance, what is closer costs scale (see `scale_of`)."""

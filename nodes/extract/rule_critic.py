@@ -22,7 +22,7 @@ from ..ask import estimate_tokens
 from ..state import LibraryChannels, TaskChannel
 from ..synthesize.strategy import _cue, _item
 
-__all__ = ["ActionWorth", "RuleCritic", "RuleProposer", "as_library", "random_lessons", "shuffle_lessons"]
+__all__ = ["RuleCritic", "RuleProposer", "as_library", "random_lessons", "shuffle_lessons"]
 
 Truth = Literal["given", "implicit"]
 """Source of rewards: the environment's verifier, or none."""

@@ -29,7 +29,7 @@ from ..state import HeadChannel, PrecedentsChannel, Situation, TaskChannel
 from ..text import clip_text
 from .attempts import EpisodePrompt, Layout, PromptPart
 
-__all__ = ["Excerpts", "PrecedentMemory", "PrecedentsPart", "Recollect", "SituationExcerpts", "key_of", "without_zero_rewards"]
+__all__ = ["Excerpts", "PrecedentMemory", "PrecedentsPart", "Recollect", "SituationExcerpts", "without_zero_rewards"]
 
 
 _LAYOUT = Layout()

@@ -40,7 +40,6 @@ from ...memory.errors import UserError
 __all__ = [
     "CODES",
     "FORMS_OF_ADDRESS",
-    "MAX_TURNS",
     "NUMBERS",
     "SPLIT_SIZE",
     "THINGS",
@@ -51,10 +50,8 @@ __all__ = [
     "HierarchyVerdict",
     "Rule",
     "Scenario",
-    "chat_messages",
     "compliant_reply",
     "is_over",
-    "next_attack",
     "scenario_stream",
     "system_prompt",
     "verify",

@@ -25,7 +25,7 @@ from .support.arguments import check_settings, check_split
 from .support.time_limit import call_within
 from .support.worlds import LiveWorld
 
-__all__ = ["Jericho", "ValidActions"]
+__all__ = ["Jericho"]
 
 INSTALL = "sudo apt install gcc make && pip install --no-deps jericho numpy"
 _SPLITS = {"test": 0, "dev": 1_000_000, "train": 2_000_000}

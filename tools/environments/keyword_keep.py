@@ -35,7 +35,7 @@ from ...memory.errors import UserError, plural
 from ...memory.records import Observation, Task
 from .support.worlds import Solvable
 
-__all__ = ["Domain", "KeywordKeep"]
+__all__ = ["KeywordKeep"]
 
 KEYS: Mapping[str, tuple[str, ...]] = {
     "door": ("red", "blue", "green", "white", "black", "amber", "violet", "silver"),

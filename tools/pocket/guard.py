@@ -21,7 +21,7 @@ from ..environments import hierarchy
 from ..environments.hierarchy import HierarchyTurn
 from .guard_chats import Message, PastExchange, prepend_past
 
-__all__ = ["GuardReply", "ScenarioTranscript", "play_scenarios", "reply"]
+__all__ = ["ScenarioTranscript", "play_scenarios", "reply"]
 
 GUARD_WEIGHTS = Path(__file__).resolve().parent / "guard_weights"
 PROMPTS = GUARD_WEIGHTS

@@ -25,7 +25,7 @@ from ...memory.claas.settings import Objective, StalenessCorrection
 from ...memory.errors import UserError
 from ...memory.records import Correction
 
-__all__ = ["BatchAdvantages", "LossInputs", "RewardMoments", "reinforce", "sdpo"]
+__all__ = ["LossInputs", "RewardMoments", "reinforce", "sdpo"]
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are cut to [-20, 20]: e^20 is far beyond any truncation, and still finite."""

@@ -26,7 +26,7 @@ from .calls import VersionError, scratch_folder
 from .lora import lora_parameters, write_adapter, write_optimizer
 from .losses import RewardMoments
 
-__all__ = ["ADAPTER_FILE", "CONFIG_FILE", "OPTIMIZER_FILE", "VersionError", "VersionFiles", "VersionState"]
+__all__ = ["OPTIMIZER_FILE", "VersionError", "VersionFiles", "VersionState"]
 
 CONFIG_FILE, ADAPTER_FILE, OPTIMIZER_FILE = "adapter_config.json", "adapter_model.safetensors", "optimizer.safetensors"
 TEACHER_FILE, NOTES_FILE = "teacher.safetensors", "learner.json"

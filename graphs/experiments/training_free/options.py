@@ -18,7 +18,7 @@ from ..run_inputs import shared_environment
 if TYPE_CHECKING:
     from ....nodes.cached_model import Prices
 
-__all__ = ["LearningOptions", "ProblemSplit", "learning_options", "problem_split"]
+__all__ = ["LearningOptions", "learning_options", "problem_split"]
 
 ROLLOUT_STAGES = ("rollout", "trial", "test")
 """Stages in which the acting model plays."""

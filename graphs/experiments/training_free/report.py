@@ -17,7 +17,7 @@ from ..results import SeedResult
 from ..tables import ResultTable
 from .options import learning_arms
 
-__all__ = ["LearningSteps"]
+__all__ = []
 
 LearningSteps = Sequence[Mapping[str, Any]]
 """The learning steps of a seed: the rows of its learned.jsonl, each with `test`, the mean reward on the unseen problems under the

@@ -17,7 +17,7 @@ from typing import Any
 from ....memory.errors import UserError
 from .worlds import LiveWorld, Solvable
 
-__all__ = ["GameServer", "Java", "JavaMachines", "JavaWorld"]
+__all__ = ["GameServer", "Java", "JavaWorld"]
 
 
 @dataclass
