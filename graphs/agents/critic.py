@@ -355,10 +355,7 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
         )
 
     def keep_reflections(
-        self,
-        memory: ScopeMemory[StudyIndex[Content]],
-        written: Mapping[str, Reflection],
-        group: Sequence[Trajectory],
+        self, memory: ScopeMemory[StudyIndex[Content]], written: Mapping[str, Reflection], group: Sequence[Trajectory]
     ) -> None:
         """Keep what was written about conversations, by their ids, and put it into the memory."""
         index = memory.index

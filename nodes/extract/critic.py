@@ -43,16 +43,7 @@ from .leaks import bare_answers, own_name, tells_answer
 from .rule_critic import GroupInsights, ProposedEdits, RuleProposer, Truth, comparable_rollouts
 from .trim import split_tokens, trim_transcript
 
-__all__ = [
-    "Critic",
-    "LessonSettings",
-    "contrast",
-    "critic_prompts",
-    "extract",
-    "invent",
-    "propose",
-    "summarise",
-]
+__all__ = ["Critic", "LessonSettings", "contrast", "critic_prompts", "extract", "invent", "propose", "summarise"]
 
 # fmt: off
 _PROMPT_NAMES = (

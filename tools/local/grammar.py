@@ -104,11 +104,7 @@ class GrammarFactory:
         elif schema is None:
             forced = tuple(request.tools)
             starts += ["TEXT", "called" if single else 'called ("\\n" call)*']
-            rules |= {
-                "TEXT": FREE_TEXT,
-                "opening[lazy]": OPENED_CALL,
-                "called": f"opening {CALL_REST}",
-            }
+            rules |= {"TEXT": FREE_TEXT, "opening[lazy]": OPENED_CALL, "called": f"opening {CALL_REST}"}
         else:
             starts.append("content")
             rules["content"] = "%json " + json.dumps({**(schema or {}), "x-guidance": COMPACT_JSON})

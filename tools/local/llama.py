@@ -20,11 +20,7 @@ KINDS = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM",
 
 
 def llama_logits(
-    network: Any,
-    ids: Tensor,
-    positions: Tensor,
-    wanted: Tensor,
-    attend: Callable[[Any, Tensor, Tensor, Tensor], Tensor],
+    network: Any, ids: Tensor, positions: Tensor, wanted: Tensor, attend: Callable[[Any, Tensor, Tensor, Tensor], Tensor]
 ) -> Tensor:
     """Logits of the tokens after some rows, shape (wanted rows, vocabulary).
 

@@ -47,10 +47,7 @@ from .scoring_run import OptionScores, scoring_run
 from .template import ChatTemplate
 from .token_trie import MASK_VALUE, make_trie, split_replies
 
-__all__ = [
-    "LocalChatModel",
-    "ModelUsage",
-]
+__all__ = ["LocalChatModel", "ModelUsage"]
 
 MAX_FUSED_TOKENS = 384
 """Most new prompt tokens that share a pass with the replies, under one dense mask. More are cheaper in a causal pass of their
@@ -368,13 +365,7 @@ class LocalChatModel(BaseChatModel):
 
     @torch.inference_mode()
     def _forward(
-        self,
-        ids: list[int],
-        cache: Any,
-        *,
-        keep: int,
-        mask: torch.Tensor | None = None,
-        positions: list[int] | None = None,
+        self, ids: list[int], cache: Any, *, keep: int, mask: torch.Tensor | None = None, positions: list[int] | None = None
     ) -> torch.Tensor:
         """Log-probabilities of the token after each of the last `keep` tokens, shape (keep, vocabulary), float32."""
         device = self._network.device

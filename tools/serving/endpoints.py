@@ -155,9 +155,7 @@ class ChatApi:
     # Feedback and what is kept
 
     async def feedback(
-        self,
-        request: Request,
-        idempotency_key: Annotated[str, Header(alias="Idempotency-Key", max_length=256)] = "",
+        self, request: Request, idempotency_key: Annotated[str, Header(alias="Idempotency-Key", max_length=256)] = ""
     ) -> Response:
         began = time.monotonic()
         body = parse_body(FeedbackBody, await self.read_json(request))

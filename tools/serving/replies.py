@@ -85,12 +85,7 @@ class ConcurrentReplies:
         turn: makes the context manager in which a reply begins.
     """
 
-    def __init__(
-        self,
-        streams: Sequence[AsyncIterator[Piece | Exchange]],
-        receive: Receive,
-        turn: Turn,
-    ) -> None:
+    def __init__(self, streams: Sequence[AsyncIterator[Piece | Exchange]], receive: Receive, turn: Turn) -> None:
         self._turn = turn
         self._queue: asyncio.Queue[tuple[int, Piece | Exchange | BaseException | None]] = asyncio.Queue(maxsize=64)
         self._open = len(streams)
