@@ -37,11 +37,14 @@ def list_all(args: Sequence[str]) -> int:
         "learngraph list",
         "List the methods, environments and models, with what each needs installed; `learngraph list nodes` lists the nodes.",
     )
+    key = "" if "OPENAI_API_KEY" in os.environ else "$OPENAI_API_KEY"
     sections: Mapping[str, Iterable[tuple[str, str, str]]] = {
         "methods": [(name, method.summary, _method_needs(name)) for name, method in METHODS.items()],
         "served": [(name, text, "") for name, text in SERVED_GRAPHS.items()],
         "environments": [(family.pattern(name), family.description(), family.missing()) for name, family in FAMILIES.items()],
-        "models": [(name, f"{model.summary}; needs {model.needs}", _model_needs(name)) for name, model in MODELS.items()],
+        "models": [
+            (name, f"{model.summary}; needs {model.needs}", key if name == "openai" else "") for name, model in MODELS.items()
+        ],
     }
     for title, rows in sections.items():
         print(title)
@@ -54,8 +57,3 @@ def _method_needs(name: str) -> str:
     """The command that installs the packages a method still needs; empty if it needs none."""
     trains = name in ("sft", "grpo", "webrl")
     return "pip install 'learngraph[train]'" if trains and not (find_spec("trl") and find_spec("peft")) else ""
-
-
-def _model_needs(name: str) -> str:
-    """The variable that a model still needs here; empty if it needs none."""
-    return "$OPENAI_API_KEY" if name == "openai" and "OPENAI_API_KEY" not in os.environ else ""

@@ -21,7 +21,6 @@ from ..arms import Arm
 from .costs import CACHE, ledger_usage, row_usage
 from .folder import Sweep, check_settings, growing_record, run_stem
 from .harness import unfinished_runs
-from .options import RunOptions
 from .progress import show
 from .recorded import read_rows
 from .rehearsal import extrapolate, mean_usage, rehearse, rehearse_agent, share
@@ -229,11 +228,6 @@ def _estimate(sweep: Sweep, arm: Arm) -> CostEstimate:
     return CostEstimate(arm.name, calls, read, written, options.prices.cost(Usage(calls, read, written)), len(rows))
 
 
-def _horizon(options: RunOptions) -> int:
-    """The greatest number of steps of an episode."""
-    return options.horizon or int(getattr(shared_environment(options.env, None), "horizon", 1))
-
-
 # A method that learns before it plays
 
 
@@ -272,7 +266,8 @@ def agent_usage(sweep: Sweep, arm: Arm) -> dict[str, Usage]:
 
 def stage_calls(options: LearningOptions, s: Any) -> dict[str, float]:
     """The calls of every stage of an arm with settings `s`, on one seed."""
-    turns = CALLS_WITH_TOOLS if options.tool_names else _horizon(options)
+    horizon = options.horizon or int(getattr(shared_environment(options.env, None), "horizon", 1))
+    turns = CALLS_WITH_TOOLS if options.tool_names else horizon
     test, source = options.episodes * turns, getattr(s, "arm", "")
     if source != "learned":
         return {"test": test, "invent": source == "self-generated"}

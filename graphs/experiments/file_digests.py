@@ -29,13 +29,14 @@ def option_digests(options: Mapping[str, Any]) -> dict[str, str]:
     return found | {name: weights_digest(spec) for name, spec in specs.items() if spec.startswith("local:")}
 
 
-def setting_digests(bank: str = "", library: str = "") -> dict[str, str]:
+def setting_digests(settings: Any) -> dict[str, str]:
     """Digests of a method's bank and library, as `bank_digest` and `library_digest`; of a bank to be made (`react@40`) none.
 
     Raises:
         CommandError: one of them cannot be read.
     """
-    paths = {name: path for name, path in (("bank", bank), ("library", library)) if path and "@" not in path}
+    given = {name: getattr(settings, name, "") for name in ("bank", "library")}
+    paths = {name: path for name, path in given.items() if path and "@" not in path}
     return {f"{name}_digest": _read_digest(name, path) for name, path in paths.items()}
 
 

@@ -240,12 +240,8 @@ def settings_record(sweep: Sweep) -> dict[str, Any]:
         **{name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
         **({"digests": digests} if digests else {}),
         "seeds": list(sweep.seeds),
-        "methods": {name: asdict(arm.settings) | _digests_of(arm) for name, arm in arms.items()},
+        "methods": {name: asdict(arm.settings) | setting_digests(arm.settings) for name, arm in arms.items()},
     }
-
-
-def _digests_of(arm: Arm) -> dict[str, str]:
-    return setting_digests(getattr(arm.settings, "bank", ""), getattr(arm.settings, "library", ""))
 
 
 def growing_record(sweep: Sweep) -> dict[str, Any]:

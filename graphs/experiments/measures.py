@@ -83,10 +83,6 @@ def _last(values: Sequence[float]) -> float:
     return mean(values[-final_count(len(values)) :])
 
 
-def _per_step(amount: float, run: SeedResult) -> float | None:
-    return amount / sum(run.steps) if amount and sum(run.steps) else None
-
-
 def _seconds_per_step(run: SeedResult, _: Prices) -> float | None:
     known = [(s, n) for s, n in zip(run.seconds, run.steps, strict=False) if s is not None]
     steps = sum(n for _, n in known)
@@ -99,10 +95,6 @@ def _pass(run: SeedResult, _: Prices) -> float | None:
     for task, score in zip(run.tasks, run.scores, strict=False):
         best[task] = max(score, best.get(task, -math.inf))
     return mean([*best.values()]) if best else None
-
-
-def _regret(run: SeedResult, _: Prices) -> float:
-    return math.fsum(max(run.optimum - score, 0.0) for score in run.scores)
 
 
 METRICS: Mapping[str, Metric] = {
@@ -146,7 +138,9 @@ METRICS: Mapping[str, Metric] = {
     "success": Metric("success", _success, ".2f", about="Share of the episodes that solved the task."),
     "solved": Metric("solved", _solved, ".2f", about="Share of the answers (or last attempts) that solved the task."),
     "regret": Metric(
-        "regret", _regret, about="Sum over episodes of optimum minus score; a score above a walkthrough's counts as 0."
+        "regret",
+        lambda run, _: math.fsum(max(run.optimum - score, 0.0) for score in run.scores),
+        about="Sum over episodes of optimum minus score; a score above a walkthrough's counts as 0.",
     ),
     "judged": Metric("judged return", _judged, about="Mean over episodes of the return by the judge."),
     "steps": Metric("steps/episode", lambda run, _: mean(run.steps), ".1f", about="Steps per episode."),
@@ -186,7 +180,10 @@ METRICS: Mapping[str, Metric] = {
         "tokens/episode", lambda run, _: run.tokens / len(run.scores) or None, ",.0f", about="The same per episode."
     ),
     "step-tokens": Metric(
-        "tokens/step", lambda run, _: _per_step(run.tokens, run), ",.0f", about="The same per step of the world."
+        "tokens/step",
+        lambda run, _: run.tokens / sum(run.steps) if run.tokens and sum(run.steps) else None,
+        ",.0f",
+        about="The same per step of the world.",
     ),
     "trained-tokens": Metric(
         "tokens trained",

@@ -218,7 +218,8 @@ def as_objects(table: ResultTable) -> list[dict[str, Any]]:
     """One object per method for JSON, with every run's number of every metric."""
     found = []
     for arm, runs in table.runs.items():
-        numbers = {name: _estimate_object(arms[arm]) for name, arms in table.estimates.items()}
+        estimates = {name: of[arm] for name, of in table.estimates.items()}
+        numbers = {name: {"mean": e.mean, "by_t": e.by_t, "values": dict(e.values)} for name, e in estimates.items()}
         tests = {name: _test_object(of[arm]) for name, of in table.tests.items() if arm in of}
         found.append(
             {
@@ -237,10 +238,6 @@ def _totals(runs: Sequence[SeedResult]) -> dict[str, int]:
     counts = {name: sum(getattr(run, name) for run in runs) for name in names}
     counts |= {"look_ups": sum(run.look_ups.steps for run in runs), "empty_look_ups": sum(run.look_ups.empty for run in runs)}
     return counts | {"unused_tokens": unused, "played": sum(len(run.scores) for run in runs)}
-
-
-def _estimate_object(one: ArmEstimate) -> dict[str, Any]:
-    return {"mean": one.mean, "by_t": one.by_t, "values": dict(one.values)}
 
 
 def _test_object(test: PairedTest) -> dict[str, Any]:

@@ -160,7 +160,7 @@ def error_text(error: BaseException, url: str) -> str:
 
 def escape(text: str) -> str:
     """A text that Postgres can hold."""
-    return _UNWELCOME.sub(_code, text) if _UNWELCOME.search(text) else text
+    return _UNWELCOME.sub(lambda found: f"{_ESCAPE}{ord(found[0]):04x}", text) if _UNWELCOME.search(text) else text
 
 
 def unescape(text: str) -> str:
@@ -172,10 +172,6 @@ def _with_escapes(op: Op) -> Op:
     if isinstance(op, PutOp) and op.value is not None:
         return op._replace(value=_mapped(op.value, escape))
     return op
-
-
-def _code(found: re.Match[str]) -> str:
-    return f"{_ESCAPE}{ord(found[0]):04x}"
 
 
 def _without_escapes(result: Result) -> Result:

@@ -335,7 +335,10 @@ class Think(Runnable[DialogueOnTask, ReplyInDialogue]):
             messages = [*state["messages"], _with_call_ids(shown, state["turn"])]
             return {"turn": state["turn"] + 1, "messages": messages, "transcript": transcript}
 
-        return Ask(self.asks, model, self.dialogue, read, self.retry_prompt, on_bad_reply=_empty_answer)
+        def on_bad_reply(bad: BadReply, state: DialogueOnTask) -> ReplyInDialogue:
+            return {"turn": state["turn"] + 1, "answer": ""}  # which the world judges
+
+        return Ask(self.asks, model, self.dialogue, read, self.retry_prompt, on_bad_reply=on_bad_reply)
 
     def invoke(self, input: DialogueOnTask, config: RunnableConfig | None = None, **kwargs: Any) -> ReplyInDialogue:
         with self.toolset.close_on_error(input["session"]):
@@ -344,11 +347,6 @@ class Think(Runnable[DialogueOnTask, ReplyInDialogue]):
     async def ainvoke(self, input: DialogueOnTask, config: RunnableConfig | None = None, **kwargs: Any) -> ReplyInDialogue:
         with self.toolset.close_on_error(input["session"]):
             return cast(ReplyInDialogue, await self.ask(input).ainvoke(input, config))
-
-
-def _empty_answer(bad: BadReply, state: DialogueOnTask) -> ReplyInDialogue:
-    """The channels after nothing but empty replies: an empty answer, which the world judges."""
-    return {"turn": state["turn"] + 1, "answer": ""}
 
 
 def _calls(message: BaseMessage) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable
 from typing_extensions import TypedDict
 
-from ..ask import Ask, BadReply
+from ..ask import Ask
 from ..prompt import Prompt
 from ..reply_schemas import NUMBER, reply_schema
 from .judge import COMPARISON, read_score
@@ -50,8 +50,7 @@ def preference_judge(model: Runnable[Any, Any], prompts: Path | None = None) -> 
     def read(reply: AIMessage, state: AnswerPair) -> Preference:
         return {"preferred": read_score(reply, COMPARISON)}
 
-    def give_up(bad: BadReply, state: AnswerPair) -> Preference:
-        return {"preferred": None}
-
     again, schema = Prompt.load("ask/again", prompts), reply_schema(score=NUMBER)
-    return Ask("judge/pairwise", model, messages, read, again, on_bad_reply=give_up, reply_schema=schema)
+    return Ask(
+        "judge/pairwise", model, messages, read, again, on_bad_reply=lambda bad, state: {"preferred": None}, reply_schema=schema
+    )

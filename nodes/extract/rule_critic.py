@@ -197,7 +197,7 @@ class RuleProposer:
         changed: set[str] = set()
         for insight in state["insights"]:
             cue = named_state(insight, (at for at, _ in steps))
-            why = f"at {cue}: {_text_after_cue(insight, cue)}" if cue else ""
+            why = f"at {cue}: {insight.removeprefix(cue).strip()}" if cue else ""
             here = [lesson for lesson in library.lessons if cue and named_state(lesson.text, [cue])]
             same = next((lesson for lesson in library.lessons if _normalize(lesson.text) == _normalize(insight)), None)
             clashes = [x for x in here if x is not same and x.id not in changed]
@@ -219,11 +219,6 @@ class RuleProposer:
 
 def _normalize(text: str) -> str:
     return " ".join(text.lower().split()).rstrip(".")
-
-
-def _text_after_cue(text: str, cue: str) -> str:
-    """The part of a lesson after the state that it begins with."""
-    return text.removeprefix(cue).strip()
 
 
 # Controls

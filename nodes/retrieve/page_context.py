@@ -16,7 +16,7 @@ from ...memory.records import NO_ACTION, Observation
 from ...memory.search.sections import join_sections, split_sections
 from ...memory.storage.journal import Journal
 from ..act.episode import Environment
-from ..ask import Ask, BadReply
+from ..ask import Ask
 from ..prompt import Prompt
 from ..read_reply import Unreadable, answer_text
 from ..state import HeadChannel, ObservationChannel, TaskChannel
@@ -100,9 +100,6 @@ def ask_effects(
         shown = "" if effective.strip('."').lower() == "none" else effective
         return {"observation": replace(state["observation"], key=join_sections({**sections, "context": f"{before} | {shown}"}))}
 
-    def keep_own(bad: BadReply, state: ShownPage) -> KeyedPage:
-        return {}
-
     return PageContext(
-        Ask(PROMPT, model, messages, read, Prompt.load("ask/again", prompts), on_bad_reply=keep_own), environment
+        Ask(PROMPT, model, messages, read, Prompt.load("ask/again", prompts), on_bad_reply=lambda bad, state: {}), environment
     )

@@ -278,11 +278,9 @@ def verdict(
             raise Unreadable(f'asked for {{"success": true or false, "reason": "..."}}, got {shorten(answer[-80:])}')
         return {"note": f"{'success' if success else 'failure'}: {' '.join(reason.split())}"}
 
-    def on_bad_reply(bad: BadReply, state: FinishedEpisode) -> NoteChannels:
-        return {"note": "unknown"}
-
     again, form = Prompt.load("ask/again", prompts), reply_schema(success=BOOLEAN, reason=TEXT)
-    return Ask("reasoning_bank/verdict", model, messages, read, again, on_bad_reply=on_bad_reply, reply_schema=form)
+    unknown: NoteChannels = {"note": "unknown"}
+    return Ask("reasoning_bank/verdict", model, messages, read, again, on_bad_reply=lambda *_: unknown, reply_schema=form)
 
 
 def outcome_from_note(trajectory: Trajectory) -> AttemptOutcome:

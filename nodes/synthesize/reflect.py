@@ -14,7 +14,7 @@ from langchain_core.runnables import Runnable
 from ...memory.attempts.buffer import Buffer
 from ...memory.records import Trajectory
 from ...memory.storage.journal import Journal
-from ..ask import Ask, BadReply, State
+from ..ask import Ask, State
 from ..fence import escape_tags
 from ..prompt import Prompt
 from ..read_reply import Unreadable, answer_text
@@ -119,7 +119,7 @@ def write_about_attempt(
             raise Unreadable(f"asked for a few sentences after '{mark}:', got none")
         return {"note": note}
 
-    return Ask(name, model, messages, read, Prompt.load("ask/again", prompts), on_bad_reply=_no_note)
+    return Ask(name, model, messages, read, Prompt.load("ask/again", prompts), on_bad_reply=lambda bad, state: {"note": ""})
 
 
 class PlannedAttempt(EpisodeNumber):
@@ -171,8 +171,3 @@ def attempt_text(state: State, journal: Journal, layout: Layout, frame: str, cou
     if shown is None:
         raise ContextError(f"{count(frame)} tokens of task and earlier attempts leave no room in a window of {window}")
     return shown + end
-
-
-def _no_note(bad: BadReply, state: AttemptWithNotes) -> NoteChannels:
-    """The channels without a note: the attempt counts, and the next one goes without its lesson."""
-    return {"note": ""}

