@@ -10,77 +10,52 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 
 from ...memory.errors import CommandError, UserError, did_you_mean
 
-__all__ = ["Command", "main"]
+__all__ = ["main"]
 
-
-@dataclass(frozen=True)
-class Command:
-    """A command, and where it is."""
-
-    summary: str
-    """For `learngraph --help`."""
-    module: str
-    """Its module, relative to this package."""
-    function: str
-    """The function in it: takes the arguments after the command's name, returns the exit status."""
-
-    def load(self) -> Callable[[Sequence[str]], int]:
-        """The function, imported now."""
-        function: Callable[[Sequence[str]], int] = getattr(import_module(self.module, __package__), self.function)
-        return function
-
-
-COMMANDS: Mapping[str, Command] = {
-    "run": Command(
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "run": (
+        ".run:run",
         "play a method, compare several, or play all of a file: learngraph run METHOD|FILE.toml; the same command resumes a killed run",
-        ".run",
-        "run",
     ),
-    "serve": Command(
+    "serve": (
+        ".serve:serve",
         "a chat API (OpenAI's) whose model learns from feedback while it answers: learngraph serve --api-key KEY",
-        ".serve",
-        "serve",
     ),
-    "win-rates": Command(
+    "win-rates": (
+        ".win_rates:win_rates",
         "let a judge compare the answers of a run's methods in both orders: learngraph win-rates RUN_FOLDER --judge MODEL",
-        ".win_rates",
-        "win_rates",
     ),
-    "explain": Command(
+    "explain": (
+        ".explain:explain",
         "say why an action was taken (learngraph explain RUN_FOLDER --step N), or play a run again without a model (--replay)",
-        ".explain",
-        "explain",
     ),
-    "tutorial": Command(
-        "your first walk, in Jupyter or in the terminal: draw, run, pause, edit, go back, learn", ".tutorial", "tutorial"
+    "tutorial": (
+        ".tutorial:tutorial",
+        "your first walk, in Jupyter or in the terminal: draw, run, pause, edit, go back, learn",
     ),
-    "list": Command(
+    "list": (
+        ".listing:list_all",
         "the methods, environments and models, with what each needs installed; `learngraph list nodes`: the nodes",
-        ".listing",
-        "list_all",
     ),
-    "draw": Command("draw a method's graph, or any of yours: learngraph draw jitrl|my_app:graph [--out FILE]", ".draw", "draw"),
-    "studio": Command(
+    "draw": (".draw:draw", "draw a method's graph, or any of yours: learngraph draw jitrl|my_app:graph [--out FILE]"),
+    "studio": (
+        "..studio.command:studio",
         "draw, walk through and look at runs on a page of this machine: learngraph studio jitrl|my_app:graph|runs/NAME",
-        "..studio.command",
-        "studio",
     ),
-    "memory": Command(
+    "memory": (
+        ".memory:memory",
         "show, export, import or prune what runs remember: learngraph memory show|export|import|prune|library PATH",
-        ".memory",
-        "memory",
     ),
-    "mcp": Command(
+    "mcp": (
+        ".mcp:mcp",
         "a memory as MCP tools (recall, record, feedback, explain, lift), for agents in any language: learngraph mcp --memory FOLDER|URL",
-        ".mcp",
-        "mcp",
     ),
 }
+"""Command -> the function that takes the arguments after its name and returns the exit status, and a line for `--help`."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -104,7 +79,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def _run_command(args: Sequence[str]) -> int:
     if not args or args[0] in ("-h", "--help"):
-        lines = [f"  {name:<9} {command.summary}" for name, command in COMMANDS.items()]
+        lines = [f"  {name:<9} {about}" for name, (_, about) in COMMANDS.items()]
         print("LangGraph agents that learn while they work.\n\nusage: learngraph COMMAND [OPTIONS]\n\ncommands:")
         print("\n".join([*lines, "", "learngraph COMMAND --help says more. learngraph --version prints the version."]))
         return 0
@@ -115,7 +90,9 @@ def _run_command(args: Sequence[str]) -> int:
         return 0
     if args[0] not in COMMANDS:
         raise CommandError(f"learngraph has no command '{args[0]}'{did_you_mean(args[0], COMMANDS, 'there are')}")
-    return COMMANDS[args[0]].load()(args[1:])
+    module, _, name = COMMANDS[args[0]][0].partition(":")
+    command: Callable[[Sequence[str]], int] = getattr(import_module(module, __package__), name)
+    return command(args[1:])
 
 
 def _os_error_status(error: OSError) -> int:
