@@ -13,14 +13,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 82_120, "tests": 67_480}
+LINES: Mapping[str, int] = {"source": 82_009, "tests": 67_472}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
-    "graphs": 2_232,
+    "graphs": 2_209,
     "graphs/agents": 6_740,
-    "graphs/baselines": 1_740,
-    "graphs/cli": 2_965,
-    "graphs/experiments": 7_820,
+    "graphs/baselines": 1_727,
+    "graphs/cli": 2_941,
+    "graphs/experiments": 7_787,
     "graphs/presets": 127,
     "graphs/serving": 2_200,
     "graphs/studio": 1_950,
@@ -34,12 +34,12 @@ ROOMS: Mapping[str, int] = {
     "memory/search": 1_515,
     "memory/storage": 2_975,
     "nodes": 2_845,
-    "nodes/act": 1_942,
+    "nodes/act": 1_939,
     "nodes/evaluate": 884,
-    "nodes/extract": 2_073,
+    "nodes/extract": 2_066,
     "nodes/learn": 1_521,
     "nodes/retrieve": 2_200,
-    "nodes/synthesize": 1_346,
+    "nodes/synthesize": 1_339,
     "nodes/update": 2_094,
     "tools/agent_tools": 1_420,
     "tools/environments": 9_030,
@@ -54,7 +54,7 @@ ROOMS: Mapping[str, int] = {
 """Most lines of each room; the files at the top of a folder are a room, too."""
 ARROWS_UP = 2
 """Most imports that run back up among the rooms of the four folders: those that would have to go for the rooms to lie on floors."""
-PUBLIC_NAMES = 1_328
+PUBLIC_NAMES = 1_292
 """Most names that files show to others: those in `__all__`, or without that list, all that do not begin with `_`."""
 FILE, GRAPH_FILE, FUNCTION = 700, 400, 60
 """Most lines of a file, of a file in graphs/, and of a function."""
