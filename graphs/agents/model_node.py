@@ -10,7 +10,7 @@ from typing import Any
 from langchain.agents.middleware import ModelRequest
 from langchain.agents.middleware.types import ExtendedModelResponse, ModelResponse
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, convert_to_messages
 from langchain_core.runnables import Runnable, RunnableLambda
 from langchain_core.tools import BaseTool
 from langchain_core.tools import tool as make_tool
@@ -30,6 +30,8 @@ CHANNELS: dict[str, Callable[[Any, Any], Any]] = {
     "trials": operator.or_,
 }
 """Channel of a `LearningState` -> its reducer."""
+SENT = "__pregel_push"
+"""The beginning of a task's path that `Send` has made."""
 MOST_THREADS = 1_000
 """Threads of graphs without these channels of which a process keeps them."""
 
@@ -39,7 +41,10 @@ def model_node(
 ) -> Runnable[Any, dict[str, Any]]:
     """The node, for a state with `messages`: a `LearningState`, or one of the graph's own, of which the learner keeps the rest in this process.
 
-    A turn of it ends with a reply that calls no tool.
+    A turn of it ends with a reply that calls no tool; each branch of `Send` is a turn of its own.
+
+    Raises:
+        UserError: when it runs, on a state without `messages`, or a branch in which no user says anything.
     """
 
     kept = _KeptLearning()
@@ -61,12 +66,12 @@ def model_node(
         return ModelResponse([await bound.ainvoke(messages)])
 
     def end(state: Any, found: Any) -> tuple[dict[str, Any], Any]:
-        """The update of the state, and the state at the end of the turn; None if the turn goes on."""
+        """The update of the state, which the request had, and the state at the end of the turn; None if the turn goes on."""
         replies = [learner.agent.sign(one) for one in model_response(found).result]
         made: Any = found.command.update if isinstance(found, ExtendedModelResponse) and found.command else {}
         entries = made.get("learning", [])
         goes_on = any(isinstance(one, AIMessage) and one.tool_calls for one in replies)
-        learning = [*(kept.added_to(state).get("learning") or []), *entries]
+        learning = [*(state.get("learning") or []), *entries]
         last = {**state, "messages": [*state["messages"], *replies], "learning": learning}
         kept.keep(state, made)
         return {**made, "messages": replies, "learning": entries}, None if goes_on else last
@@ -75,7 +80,7 @@ def model_node(
         request = begin(state)
         if (first := opening(learner, request)) is not None:
             learner.before_agent(first, request.runtime)
-        update, last = end(state, learner.wrap_model_call(request, ask))
+        update, last = end(request.state, learner.wrap_model_call(request, ask))
         if last is not None:
             learner.after_agent(last, request.runtime)
         return update
@@ -84,7 +89,7 @@ def model_node(
         request = begin(state)
         if (first := opening(learner, request)) is not None:
             await learner.abefore_agent(first, request.runtime)
-        update, last = end(state, await learner.awrap_model_call(request, aask))
+        update, last = end(request.state, await learner.awrap_model_call(request, aask))
         if last is not None:
             await learner.aafter_agent(last, request.runtime)
         return update
@@ -93,11 +98,11 @@ def model_node(
 
 
 def opening(learner: Any, request: ModelRequest[Any]) -> dict[str, Any] | None:
-    """The state up to the user's last message, if this node has said nothing yet since then."""
+    """The state up to the user's last message, if this node has said nothing yet since then; a branch follows no turn."""
     messages = learner.agent.own_messages(request.messages)
     start = last_user_message(messages)
     has_said = any(isinstance(one, AIMessage) for one in messages[start:])
-    return None if has_said else {**request.state, "messages": messages[: start + 1]}
+    return None if has_said or _branch() else {**request.state, "messages": messages[: start + 1]}
 
 
 def bind_tools(request: ModelRequest[Any]) -> tuple[Any, list[Any]]:
@@ -115,17 +120,41 @@ class _KeptLearning:
         """The state with its thread's channels, or as it is where it has them."""
         if "messages" not in state:
             raise UserError(f"node: a state has `messages`, as MessagesState; this one has {', '.join(state) or 'nothing'}")
+        state = _turn_of_branch(state) if _branch() else state
         return state if "learning" in state else {**self._threads.get(_thread(state), {}), **state}
 
     def keep(self, state: Any, made: dict[str, Any]) -> None:
         """Take in the update that a call has made."""
-        before, new = self.added_to(state), {name: made[name] for name in CHANNELS if name in made}
-        known = {name: before[name] for name in CHANNELS if name in before}
+        new = {name: made[name] for name in CHANNELS if name in made}
+        known = {name: state[name] for name in CHANNELS if name in state}
         merged = {name: CHANNELS[name](known.get(name) or type(one)(), one) for name, one in new.items()}
         self._threads[_thread(state)] = known | merged
         self._threads.move_to_end(_thread(state))
         while len(self._threads) > MOST_THREADS:
             self._threads.popitem(last=False)
+
+
+def _branch() -> str:
+    """The number of the branch that runs, where `Send` has begun it; else empty."""
+    kind, number, *_ = (get_config().get("metadata") or {}).get("langgraph_path") or ("", "")
+    return str(number) if kind == SENT else ""
+
+
+def _turn_of_branch(state: Any) -> Any:
+    """The state of a branch, whose last message of the user has an id that no other branch of the thread has: it names the turn.
+
+    What `Send` hands over went through no reducer, which gives messages their ids; or all branches have the thread's messages.
+    """
+    messages, number = convert_to_messages(state["messages"]), _branch()
+    place = last_user_message(messages)
+    if not messages or not isinstance(asked := messages[place], HumanMessage):
+        raise UserError(
+            "node: a branch of Send has a message of the user, by which its turn is told from others; this one has none"
+        )
+    id = asked.id or get_config()["metadata"]["langgraph_checkpoint_ns"]
+    if asked.id and number != "0":  # the first one may be a loop, which goes on with the turn
+        id = f"{id}/{number}"
+    return {**state, "messages": [*messages[:place], asked.model_copy(update={"id": id}), *messages[place + 1 :]]}
 
 
 def _thread(state: Any) -> str:

@@ -14,11 +14,12 @@ import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware, ModelCallLimitMiddleware
 from langchain_core.language_models import FakeListChatModel
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.store.memory import InMemoryStore
+from langgraph.types import Send
 from learning_agents import METHODS, config, make
 
 from learngraph.graphs.agents.icrl import ICRLMiddleware
@@ -188,6 +189,30 @@ def test_turns_are_told_apart_where_messages_have_no_ids() -> None:
         learner.feedback("a", reward=1.0, tenant="acme")
     first, second = learner.conversation("a", tenant="acme").turns
     assert [len(first.advice), len(second.advice), second.id] == [3, 3, "turn 2"]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_each_branch_of_send_is_a_turn_with_its_own_calls(shared: bool) -> None:
+    """Where `Send` hands over messages without ids, as where all branches have the user's message; a repeated thread keeps all turns."""
+    _, learner, model = make("synapse")
+    asked = ["It is late.", "It is broken."]
+
+    def fan_out(state: Any) -> list[Send]:
+        rest = state["messages"] if shared else []
+        own = [[SystemMessage(text), *rest] if shared else [HumanMessage(text)] for text in asked]
+        return [Send("model", {"messages": one}) for one in own]
+
+    builder = (
+        StateGraph(LearningState).add_node("model", learner.node(model, TOOLS)).add_conditional_edges(START, fan_out, ["model"])
+    )
+    graph = builder.compile(checkpointer=InMemorySaver())
+    for _ in range(2):
+        graph.invoke({"messages": "Please help."}, config("a"))
+    turns = learner.conversation("a", tenant="acme").turns
+    assert [len(turn.steps) for turn in turns] == [1] * 4
+    assert sorted(turn.steps[0].observation_text for turn in turns) == (["Please help."] * 4 if shared else sorted(asked * 2))
+    with pytest.raises(UserError, match="a branch of Send has a message of the user") if shared else nullcontext():
+        graph.invoke({"messages": []}, config("b"))
 
 
 @pytest.mark.slow
