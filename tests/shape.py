@@ -13,11 +13,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 82_009, "tests": 67_472}
+LINES: Mapping[str, int] = {"source": 82_110, "tests": 67_640}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_209,
-    "graphs/agents": 6_740,
+    "graphs/agents": 6_825,
     "graphs/baselines": 1_727,
     "graphs/cli": 2_941,
     "graphs/experiments": 7_787,
