@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.store.base import BaseStore
 
@@ -149,12 +150,14 @@ class AgentIdentity:
 
         Results that a person wrote in a tool's place are marked.
         """
-        mine, signed = (None, self._bound), self._given or DEFAULT_NAME
-
-        def is_own(one: AIMessage) -> bool:
-            return one.response_metadata.get(SAID_BY) == signed if self.is_node else not self._bound or one.name in mine
-
-        return mark_answered([one for one in messages if not isinstance(one, AIMessage) or is_own(one)], self._answerable)
+        mine = {n for n, one in enumerate(messages) if not self._bound or one.name in (None, self._bound)}
+        if self.is_node:
+            name, turns = self._given or DEFAULT_NAME, [*accumulate(isinstance(one, HumanMessage) for one in messages)]
+            mine = {n for n, one in enumerate(messages) if one.response_metadata.get(SAID_BY) == name}
+            told = {*turns[-1:], *(turns[n] for n in mine)}  # a history that a client sends is signed by nobody
+            mine |= {n for n, turn in enumerate(turns) if turn not in told}
+        kept = [one for n, one in enumerate(messages) if n in mine or not isinstance(one, AIMessage)]
+        return mark_answered(kept, self._answerable)
 
     def read_tools(self, tools: Sequence[Any]) -> None:
         """Compare the tools of an agent without a name with those of the agents that have used this memory before.

@@ -177,10 +177,11 @@ class MemoryTools:
     def _record(self, state: dict[str, Any]) -> dict[str, Any]:
         """Record each turn as the end of an agent's run."""
         messages: list[AnyMessage] = state["messages"]
-        ends = [n for n in range(1, len(messages)) if _is_user(messages[n]) and not _is_user(messages[n - 1])]
+        asked = [isinstance(one, HumanMessage) for one in messages]
+        ends = [n for n in range(1, len(messages)) if asked[n] and not asked[n - 1]]
         for end in [*ends, len(messages)]:
             read = messages[:end]
-            turn = next(str(one.id) for one in reversed(read) if _is_user(one))
+            turn = next(str(one.id) for one in reversed(read) if isinstance(one, HumanMessage))
             self.learner.after_agent({"messages": read, "learning": state["known"].get(turn, [])}, get_runtime())
         return {}
 
@@ -215,10 +216,6 @@ def _one_node(work: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
     return builder.compile()
 
 
-def _is_user(message: AnyMessage) -> bool:
-    return isinstance(message, HumanMessage)
-
-
 def _read_messages(given: Sequence[Any]) -> tuple[SystemMessage | None, list[AnyMessage]]:
     """The system message, and the others with ids that are the same whenever the conversation is sent.
 
@@ -232,6 +229,6 @@ def _read_messages(given: Sequence[Any]) -> tuple[SystemMessage | None, list[Any
         raise UserError(f"messages are OpenAI's chat messages, such as {form}: {str(error).splitlines()[0]}") from error
     system = next((one for one in read if isinstance(one, SystemMessage)), None)
     said: list[Any] = [one for one in read if not isinstance(one, SystemMessage)]
-    if not any(map(_is_user, said)):
+    if not any(isinstance(one, HumanMessage) for one in said):
         raise UserError("messages are a conversation with at least one message of a user; got none")
     return system, [one if one.id else one.model_copy(update={"id": f"message {n}"}) for n, one in enumerate(said)]

@@ -149,7 +149,11 @@ def test_what_other_nodes_say_is_none_of_the_actions_of_a_node(schema: Any) -> N
         assert len(turn.advice) == 3
     assert read == [desk.ticket(1)[0]], "the turn before is rated by what the user said"
     assert "Plan: look it up." in [message.text for message in out["messages"]]
-    assert len(model.seen) == 6
+    sent = [{"role": one.type, "content": one.text} for one in out["messages"] if one.type in ("human", "ai") and one.text]
+    graph.invoke({"messages": [*sent, ("user", desk.ticket(2)[0])]}, config("b"))
+    (turn,) = learner.conversation("b", tenant="acme").turns
+    assert turn.steps[0].observation_text == desk.ticket(2)[0], "what a client sends as history has no signatures"
+    assert len(model.seen) == 9
 
 
 class Talk(TypedDict):
