@@ -68,6 +68,35 @@ def find_missing(wiring: Wiring, builder: Builder, origin: Builder | None = None
         for router in wiring.routers.get(name, ()):
             channels = node_channels(unwrap(router.path))
             look(f"the router of '{name}'", name, channels, before | {name} if name in known else set())
+    return found or _early(wiring, builder, known, given)
+
+
+def _early(wiring: Wiring, builder: Builder, known: Mapping[str, NodeChannels], given: Collection[str]) -> list[Finding]:
+    """The nodes that run too early, or at the same time as another one that writes the same channel: in the supersteps from START up to the
+    first choice, which no run can avoid."""
+    plain = [edge for edge in wiring.edges if wiring.kind(edge) == "plain"]
+    chooses = {edge.source for edge in wiring.edges if edge not in plain}.union(
+        wiring.routers, wiring.fan_outs, wiring.destinations
+    )
+    written, done, active, seen, found = set(given), {"START"}, {"START"}, set[frozenset[str]](), list[Finding]()
+    while active and not (
+        found or active & chooses or frozenset(active) in seen or any(known[one].is_open for one in active & known.keys())
+    ):
+        seen.add(frozenset(active))
+        ready = [edge for edge in plain if edge.source in active and done.issuperset(edge.join)]
+        active = {edge.target for edge in ready} & known.keys()
+        for name in sorted(active):
+            line, writes = wiring.lines.get(name, 0), known[name].writes & builder.channels.keys()
+            if known[name].reads < set(builder.schemas[builder.state_schema]):
+                found += [
+                    Finding(line, f"'{name}' runs before `{channel}` is written: an arrow leads to it too early")
+                    for channel in sorted(known[name].needs - written)
+                ]
+            for other in sorted(active):
+                if other > name and (both := {c for c in writes & known[other].writes if not _starts_empty(builder, c)}):
+                    found.append(Finding(line, f"'{name}' and '{other}' run at the same time, and both write `{min(both)}`"))
+        written |= set[str]().union(*(known[one].writes for one in active))
+        done |= active
     return found
 
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Se
 from contextlib import aclosing
 from copy import copy
 from dataclasses import replace
+from inspect import signature
 from types import MappingProxyType
 from typing import Any, cast, get_type_hints
 
@@ -23,7 +24,7 @@ from langgraph.graph._node import StateNodeSpec
 from langgraph.graph.state import CompiledStateGraph
 from typing_extensions import TypedDict, is_typeddict
 
-from ...memory.errors import did_you_mean, type_of
+from ...memory.errors import UserError, did_you_mean, type_of
 from ...nodes.channels import node_schemas
 from .arrows import (
     ENDS,
@@ -298,7 +299,12 @@ def compile_graph(
 
     Raises:
         FlowError: the drawing does not fit the nodes.
+        UserError: there is no such option.
     """
+    known = list(signature(StateGraph.compile).parameters)[1:]
+    if wrong := next((name for name in options if name not in known), None):
+        near = did_you_mean(wrong, known) or "; settings go into an object, such as build(inputs, JitRL(beta=3))"
+        raise UserError(f"build has no option {wrong!r}{near}")
     if flow is not None or nodes:
         drawing = write_flow(builder_edges(builder)) if flow is None else flow
         wiring, builder = _redrawn_wiring(builder, drawing, nodes or {}, {}, {}), _bare(builder, nodes or {})

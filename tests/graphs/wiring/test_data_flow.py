@@ -47,6 +47,18 @@ def test_no_method_is_found_fault_with(name: str) -> None:
         ("recall -->", "recal -->", 2, "; did you mean recall?"),
         ("|over|", "|ovr|", 4, "'act' has an arrow 'ovr', which its router cannot return; it returns ['next step', 'over']"),
         ("remember --> END", "remember --> recall", 2, "END cannot be reached from act, advise, augment, begin"),
+        (
+            "act -->|over|",
+            "begin --> choose\n  act -->|over|",
+            2,
+            "'choose' runs before `candidates` is written: an arrow leads",
+        ),
+        (
+            "act -->|over|",
+            "begin --> propose\n  act -->|over|",
+            2,
+            "'propose' run at the same time, and both write `candidates`",
+        ),
         ("begin --> ", "", 2, "'recall' reads `observation`, which no node before it writes; these nodes write it: "),
     ],
 )

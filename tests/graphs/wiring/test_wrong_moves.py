@@ -269,6 +269,10 @@ def test_a_method_is_built_from_inputs_and_its_own_settings(method: str) -> None
 def test_a_name_is_no_world_and_no_model_and_a_store_no_records() -> None:
     with pytest.raises(UserError, match=r"such as RecordStore\(store, .* over any LangGraph store; got an InMemoryStore"):
         MethodInputs(open_environment("toy"), records=cast(Any, InMemoryStore()))
+    inputs = MethodInputs(environment=open_environment("toy"))
+    for option, said in (("beta", "settings go into an object, such as"), ("checkpointr", "did you mean checkpointer?")):
+        with pytest.raises(UserError, match=f"build has no option '{option}'; {said}"):
+            jitrl.build(inputs, **{option: 3})
     with pytest.raises(UserError, match="'toy' has no observe and no abstract"):
         MethodInputs(cast(Any, "toy"))
     with pytest.raises(UserError, match="got the name 'gpt'; learngraph"):
