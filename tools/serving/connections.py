@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 __all__ = []
 
@@ -65,7 +65,7 @@ def limited_protocol(max_connections: int, header_seconds: float) -> type[asynci
     return type("LimitedProtocol", (_LimitedProtocol,), {"limits": _Limits(max_connections, header_seconds)})
 
 
-_Base: Any = AutoHTTPProtocol
+_Base: Any = HttpToolsProtocol
 
 
 class _LimitedProtocol(_Base):  # type: ignore[misc]
@@ -74,7 +74,7 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
     limits: _Limits
     _header_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
-    _head_bytes, _head_lines, _head_end = 0, 0, b""
+    _unread, _is_too_large = 0, False
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
@@ -92,17 +92,11 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
     def data_received(self, data: bytes) -> None:
         if self in self.limits.lingering:
             return
-        if self._is_head_too_large(data):
-            is_answering = self.cycle is not None and not self.cycle.response_complete
-            self._forget()
-            if is_answering:  # in the middle of an answer there is no place for another
-                self.transport.abort()
-                return
-            most = f"{MAX_HEADER_BYTES} bytes and {MAX_HEADERS} headers"
-            self._refuse(431, f"a request's headers are at most {most}", "headers_too_large")
-            return
+        self._unread += len(data)
         super().data_received(data)
-        if len(getattr(self, "pipeline", ())) > MAX_PIPELINED:
+        if self._unread > MAX_HEADER_BYTES:
+            self._refuse_head()
+        elif len(self.pipeline) > MAX_PIPELINED:
             self._forget()
             self.transport.abort()
         if self not in self.limits.opened:
@@ -114,18 +108,37 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
         if not self.cycle.more_body:
             self.limits.waiting.pop(self, None)
 
-    def _is_head_too_large(self, data: bytes) -> bool:
-        """Count what comes of a request's head; the parser, which joins the parts of a header in quadratic time, never has more."""
-        if self.cycle is not None and self.cycle.more_body:
-            return False
-        end = (self._head_end + data).find(b"\r\n\r\n")
-        head = data if end < 0 else data[: end + 4 - len(self._head_end)]
-        self._head_bytes, self._head_lines = self._head_bytes + len(head), self._head_lines + head.count(b"\n")
-        self._head_end = (self._head_end + data)[-3:]
-        found = self._head_bytes > MAX_HEADER_BYTES or self._head_lines > MAX_HEADERS + 2
-        if end >= 0:
-            self._head_bytes, self._head_lines, self._head_end = 0, 0, b""
-        return found
+    # The parser's calls. What it holds back of headers, of trailers and between the chunks of a body is counted in `_unread`: it joins the
+    # parts of a header in quadratic time. An exception ends a request as one that is no HTTP.
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        size = len(self.url) + sum(len(one) + len(its) for one, its in self.headers)
+        if len(self.headers) > MAX_HEADERS or size > MAX_HEADER_BYTES:
+            self._is_too_large = True
+            raise OverflowError
+
+    def on_headers_complete(self) -> None:
+        self._unread = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._unread = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._unread = 0
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        if self._is_too_large:
+            self._refuse_head()
+        else:
+            super().send_400_response(msg)
+
+    def _refuse_head(self) -> None:
+        most = f"{MAX_HEADER_BYTES} bytes and {MAX_HEADERS} headers"
+        self._refuse(431, f"a request's headers are at most {most}", "headers_too_large")
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -170,7 +183,6 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
             self._header_timer = None
 
     def _on_timeout(self) -> None:
-        self._forget()
         if not self.transport.is_closing():
             self._refuse(408, f"a request's headers took longer than {self.limits.header_seconds:g} s", "request_timeout")
 
@@ -182,6 +194,10 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
         self.limits.waiting.pop(self, None)
 
     def _refuse(self, status: int, message: str, code: str) -> None:
+        self._forget()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.abort()  # in the middle of an answer there is no place for another
+            return
         error = {"message": message, "type": "server_error", "param": None, "code": code}
         body = json.dumps({"error": error}).encode()
         head = f"HTTP/1.1 {status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"

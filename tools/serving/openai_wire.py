@@ -73,12 +73,11 @@ class ApiError(Exception):
         *,
         param: str | None = None,
         code: str | None = None,
-        type: str = "",
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.message, self.status, self.param, self.code = message, status, param, code
-        self.type = type or ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+        self.type = ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
         self.headers = dict(headers or {})
 
     @property
@@ -391,9 +390,7 @@ def parse_chat(data: Any, model: str, features: Collection[str], window: int, de
         if tools:
             raise ApiError("this model takes no tools", param="tools", code="unsupported_parameter")
         if any(message["role"] == "tool" or "tool_calls" in message for message in messages):
-            raise ApiError(
-                "this model takes no tool calls and no tool messages", param="messages", code="unsupported_parameter"
-            )
+            raise ApiError("this model takes no tool calls or tool messages", param="messages", code="unsupported_parameter")
     shape = body.response_format
     if shape is not None and shape.type != "text" and "response_format" not in features:
         raise ApiError("this model's replies are free text", param="response_format", code="unsupported_parameter")

@@ -159,13 +159,8 @@ def test_a_server_without_keys_answers_to_its_own_names_only(monkeypatch: pytest
     from learngraph.graphs.cli.serve import LOCAL_NAMES
 
     with serving(monkeypatch, allowed_hosts=LOCAL_NAMES) as url:
-        for host, status in (
-            ("127.0.0.1", 200),
-            ("localhost:8000", 200),
-            ("[::1]:8000", 200),
-            ("evil.example", 400),
-            ("", 400),
-        ):
+        hosts = {"127.0.0.1": 200, "localhost:8000": 200, "[::1]:8000": 200, "evil.example": 400, "": 400}
+        for host, status in hosts.items():
             assert httpx.get(f"{url}/healthz", headers={"host": host}).status_code == status, host
     with serving(monkeypatch) as url:
         assert httpx.get(f"{url}/healthz", headers={"host": "chat.example"}).status_code == 200
@@ -258,6 +253,16 @@ def test_what_comes_behind_a_request_that_is_being_answered_is_limited(monkeypat
             line.sendall(behind)
         assert b"[DONE]" not in read_all(line)  # it is cut
         heard.set()
+
+
+@pytest.mark.parametrize("rest", [b"0\r\n" + b"x: y\r\n" * 200, b"0\r\nx: " + b"y" * 70_000, b"5;" + b"y" * 70_000])
+def test_what_stands_between_and_behind_the_chunks_of_a_body_is_limited(monkeypatch: pytest.MonkeyPatch, rest: bytes) -> None:
+    with serving(monkeypatch) as url:
+        line = half_request(url, b"POST /v1/feedback HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        assert status_of_answer(line) == 401
+        with suppress(ConnectionError):
+            line.sendall(rest)
+        assert b" 431 " in read_all(line)
 
 
 @pytest.mark.slow
