@@ -18,7 +18,7 @@ from learngraph.graphs.experiments.options import RunOptions
 from learngraph.graphs.jitrl import JitRL
 
 ROOT = Path(__file__).parents[3]
-GIVEN = {"LEARNGRAPH_API_KEY": "a", "VLLM_API_KEY": "c", "POSTGRES_PASSWORD": "d"}
+GIVEN = {"LEARNGRAPH_API_KEY": "a", "VLLM_API_KEY": "c", "POSTGRES_PASSWORD": "d", "RAY_AUTH_TOKEN": "e"}
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +63,11 @@ def test_service_learner_and_vllm_find_each_other(services: dict[str, Any], serv
     assert (there.scheme, there.hostname) == ("ray", "ray")
     assert (ray["entrypoint"], ray["command"][0]) == (["ray", "start"], "--head")
     assert f"--ray-client-server-port={there.port}" in ray["command"]
+    tokens = [{"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "e"}] * 2
+    assert [
+        {n: v for n, v in services[one]["environment"].items() if n.startswith("RAY")} for one in ("service", "ray")
+    ] == tokens
+    assert services["service"]["depends_on"]["ray"] == {"condition": "service_healthy"}
     assert service.device == "cuda"
     assert {mounted(services, name, f"{service.out}/adapters") for name in ("service", "vllm")} == {"adapters"}
     assert mounted(services, "service", str(service.out)) == "data"
