@@ -399,6 +399,7 @@ async def test_an_agent_is_talked_to_and_its_call_approved_with_another_argument
 async def test_a_live_walk_leaves_a_step_of_a_recorded_run(tmp_path: Path) -> None:
     with serve(str(play_run(tmp_path / "mine", episodes=2))) as url:
         async with page(tmp_path / "profile", url) as opened:
+            await until(opened, "document.querySelector('svg.spark')?.getBoundingClientRect().width === 90")
             await opened.run("location.hash = 'run/0/jitrl-s0'")
             walk_on = "[...document.querySelectorAll('button')].find((one) => one.textContent === 'Walk on from here')"
             await until(opened, f"{walk_on} !== undefined")

@@ -14,9 +14,9 @@ async function loadEditor() {
 
 const read = () => decodeURIComponent(location.hash.slice(1));
 
-/** The scores of a run's episodes as a small curve. */
-function Spark({ scores }) {
-  const low = Math.min(...scores), span = Math.max(...scores) - low || 1;
+/** The scores of a run's episodes as a small curve, on the scale of all runs of its folder. */
+function Spark({ scores, runs }) {
+  const all = runs.flatMap((run) => run.scores), low = all.reduce((a, b) => Math.min(a, b), Infinity), span = all.reduce((a, b) => Math.max(a, b), -Infinity) - low || 1;
   return scores.length > 1 && html`<svg class="curve spark" viewBox="0 0 90 22" role="img" aria-label=${`scores from ${short(scores[0])} to ${short(scores.at(-1))}`}>
     <polyline points=${scores.map((score, i) => `${(2 + 86 * i / (scores.length - 1)).toFixed(1)},${(20 - 18 * (score - low) / span).toFixed(1)}`).join(" ")}/></svg>`;
 }
@@ -36,7 +36,7 @@ function Runs({ open }) {
       ${folder.runs.length > 0 && html`<table class="runs"><thead><tr>${["run", "score", "success", "model", "steps", "episodes", "time", "curve", "state"].map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
         <tbody>${folder.runs.map((run) => html`<tr><td><button type="button" class="plain" onClick=${() => open(`run/${folder.number}/${run.name}`)}>${run.title}</button></td>
           <td>${short(run.score)}</td><td>${run.success === null ? "–" : `${(100 * run.success).toFixed(0)} %`}</td><td>${run.model}</td>
-          <td>${run.steps.toLocaleString("en")}</td><td>${run.episodes}</td><td>${run.seconds === null ? "–" : `${short(run.seconds)} s`}</td><td><${Spark} scores=${run.scores}/></td><td>${run.state}${run.problems.length ? html` <span class="tag bad">damaged</span>` : ""}</td></tr>`)}</tbody></table>`}</div>`)}</section>`;
+          <td>${run.steps.toLocaleString("en")}</td><td>${run.episodes}</td><td>${run.seconds === null ? "–" : `${short(run.seconds)} s`}</td><td><${Spark} scores=${run.scores} runs=${folder.runs}/></td><td>${run.state}${run.problems.length ? html` <span class="tag bad">damaged</span>` : ""}</td></tr>`)}</tbody></table>`}</div>`)}</section>`;
 }
 
 function Page() {

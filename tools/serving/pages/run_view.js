@@ -213,10 +213,11 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
   const [rows, need] = useRows(ask, view, branch, (shown?.inside ?? []).join(), count, missed);
   const explain = async () => {
     const mine = turn.current;
+    setWhy({ sentences: ["Looking it up …"], tables: [] });
     try {
       const found = await ask("explain", { view, branch, number: at });
       if (mine === turn.current) setWhy(found);
-    } catch (error) { report(error); }
+    } catch (error) { setWhy(null); report(error); }
   };
   const walkFrom = async () => {
     setBusy(true);
