@@ -21,9 +21,6 @@ MODELS = {"BaseChatModel": "a chat model (init_chat_model makes one of a name)"}
 MODELS["Runnable"] = f"{MODELS['BaseChatModel']} or another Runnable"
 WORDS: dict[Any, str] = {bool: "True or False", int: "a whole number", float: "a number", str: "a text", NoneType: "None"}
 WORDS |= {Callable: "a function", Sequence: "a sequence", Mapping: "a mapping", tuple: "a tuple"}
-RANGES: dict[str, float] = {"epsilon": 1, "gamma": 1, "lam": 1, "discount": 1, "untried_share": 1, "min_prior": 1}
-RANGES |= dict.fromkeys(("alpha", "beta", "bonus", "c", "kappa", "penalty", "temperature"), inf)
-"""Name of a number that nodes are made with and that is not negative -> its greatest value. Whole numbers never are."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +36,7 @@ class Range:
 
 Count = Annotated[int, Range(1)]
 Share = Annotated[float, Range(0, 1)]
+Amount = Annotated[float, Range(0)]
 
 
 class ArgumentCheck:
@@ -73,12 +71,11 @@ def check_argument(owner: str, name: str, value: Any, hint: Any) -> None:
     """Raise `UserError` if an argument of a node is of another type, or a number out of its range; a drawing lacks parts and limits."""
     if type(value) in (object, SimpleNamespace) or (isinstance(value, float) and not isfinite(value)):
         return
-    if value is None and (get_origin(hint) or hint) not in WORDS:
+    if value is None and (get_origin(hint) or hint) not in WORDS and not is_setting(hint):
         return
     check_value(f"{owner}: {name}", value, hint)
-    most = RANGES.get(name, inf if isinstance(value, int) and name != "window" else None)  # what is left of one may be nothing
-    if most is not None and isinstance(value, int | float) and not 0 <= value <= most:
-        raise UserError(f"{owner}: {name} is at least 0{f' and at most {most}' if most < inf else ''}, got {value}")
+    if isinstance(value, int) and value < 0 and name != "window":  # what is left of a window may be less than nothing
+        raise UserError(f"{owner}: {name} is a whole number of at least 0; got {value}")
 
 
 @cache
@@ -130,6 +127,7 @@ def match_type(value: Any, hint: Any) -> tuple[bool, str]:
 
 def is_setting(hint: Any) -> bool:
     """True for numbers, words, switches and choices, and tuples of them."""
+    hint = hint.__origin__ if get_origin(hint) is Annotated else hint
     if hint in (int, float, bool, str, NoneType, Ellipsis) or get_origin(hint) is Literal:
         return True
     return get_origin(hint) in (tuple, Union, UnionType) and all(map(is_setting, get_args(hint)))

@@ -91,10 +91,10 @@ def maker_channels(maker: Callable[..., Any]) -> NodeChannels:
     return _of_types(*get_args(returned), "usage") if get_args(returned) else node_channels(returned)
 
 
-def type_hints(value: Any) -> dict[str, Any]:
-    """Its type annotations; none where they cannot be evaluated."""
+def type_hints(value: Any, include_extras: bool = False) -> dict[str, Any]:
+    """Its type annotations, with what `Annotated` adds if asked for; none where they cannot be evaluated."""
     try:
-        return get_type_hints(value)
+        return get_type_hints(value, include_extras=include_extras)
     except (NameError, TypeError, AttributeError):
         return {}
 

@@ -117,7 +117,7 @@ def wrong_arguments(node: Any) -> str:
 
 def wrong_parts(node: Any) -> Iterator[str]:
     """The arguments of a node of ours, and of the parts in it, that are of another kind than its class says, each in words."""
-    hints = _hints_of_class(type(node)) if is_dataclass(node) and type(node).__module__.startswith(NODES) else {}
+    hints = _hints_of_class(type(node), True) if is_dataclass(node) and type(node).__module__.startswith(NODES) else {}
     for one in fields(node) if hints else ():
         value = getattr(node, one.name, None)
         try:

@@ -134,7 +134,7 @@ def make_node(inputs: Any, name: str, given: Mapping[str, Any]) -> Any:
 
 def _make(inputs: Any, maker: Any, given: Mapping[str, Any]) -> Any:
     """The node or part that a class or function of ours makes; of its parts, those that are such classes are made alike."""
-    hints = type_hints(maker) | type_hints(getattr(maker, "__init__", None) if isinstance(maker, type) else maker)
+    hints = type_hints(maker, True) | type_hints(getattr(maker, "__init__", None) if isinstance(maker, type) else maker, True)
     parts, lacking = dict(given), dict[str, Any]()
     for part, parameter in signature(maker).parameters.items():
         hint, is_needed = hints.get(part), parameter.default is parameter.empty

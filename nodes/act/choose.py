@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from typing_extensions import TypedDict
 
+from ..arguments import Amount
 from ..state import CandidateChannels, StepPlace
 
 __all__ = ["Choose", "seeded_random", "softmax"]
@@ -62,7 +63,7 @@ class Choose:
 
     role: ClassVar[str] = "compute"
 
-    temperature: float = 1.0
+    temperature: Amount = 1.0
     """0 takes the candidate with the highest logit; of equal ones, the first."""
 
     def __call__(self, state: FinalCandidates) -> ChosenAction:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, ClassVar, Literal, NotRequired
 
 from ...memory.records import Candidate, Estimate, Neighbour, Observation
+from ..arguments import Amount, Share
 from ..state import (
     AdviceChannels,
     CandidateChannels,
@@ -149,9 +150,9 @@ class PaperAdvice:
 
     role: ClassVar[str] = "compute"
 
-    alpha: float
+    alpha: Amount
     """The exploration bonus of Eq. 6, in reward units times visits."""
-    lam: float
+    lam: Share
     """lambda: the probability that an untried action gets the bonus."""
 
     def __call__(self, state: CandidatesWithNeighbours) -> AdviceChannels:
@@ -178,7 +179,7 @@ class ReferenceAdvice:
 
     role: ClassVar[str] = "compute"
 
-    alpha: float
+    alpha: Amount
     """The exploration bonus of Eq. 6, in reward units times visits."""
 
     def __call__(self, state: CandidatesWithNeighbours) -> AdviceChannels:
@@ -217,13 +218,13 @@ class GuardedAdvice:
 
     role: ClassVar[str] = "compute"
 
-    kappa: float
+    kappa: Amount
     """Pseudo-visits with the value U that each action starts with, above 0."""
-    bonus: float
+    bonus: Amount
     """Shift of an untried action, without unit: 1 is that of the largest certain advantage."""
-    penalty: float
+    penalty: Amount
     """Fall of the shift for a visit that led nowhere, without unit."""
-    untried_share: float = 1.0
+    untried_share: Share = 1.0
     """Share of U that an untried action is worth. Below 1, praise counts where nothing else was ever tried, and blame too."""
 
     def __call__(self, state: CandidatesWithStatistics) -> AdviceChannels:
@@ -318,9 +319,9 @@ class Modulate:
 
     role: ClassVar[str] = "compute"
 
-    beta: float
+    beta: Amount
     """Nats by which the largest advantage moves a logit."""
-    min_prior: float = 0.0
+    min_prior: Share = 0.0
     """The least prior probability of a candidate, so that an action which the model all but rules out can still be learned; 0
     leaves the prior unchanged."""
     lift_only_proven: bool = False

@@ -11,6 +11,7 @@ from langchain_core.runnables.base import coerce_to_runnable
 from ...memory.records import Candidate, Trajectory
 from ...memory.returns.q_table import QTable, count_note
 from ...memory.storage.journal import Journal
+from ..arguments import Share
 from ..ask import State
 from ..state import CandidateChannels, EpisodeInput, HeadChannel, Situation
 from .choose import ChosenAction, FinalCandidates, seeded_random
@@ -54,7 +55,7 @@ class EpsilonGreedy:
 
     role: ClassVar[str] = "compute"
 
-    epsilon: float
+    epsilon: Share
 
     def __call__(self, state: FinalCandidates) -> ChosenAction:
         random = seeded_random(state["run"], state["episode"], state["step"], "choose")

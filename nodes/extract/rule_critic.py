@@ -18,6 +18,7 @@ from typing_extensions import TypedDict
 from ...memory.lessons.library import Library, LibraryLimits
 from ...memory.lessons.versions import LibraryVersions
 from ...memory.records import Edit, Lesson, Rollout, Ruling, Trajectory
+from ..arguments import Share
 from ..ask import estimate_tokens
 from ..state import LibraryChannels, TaskChannel
 from ..synthesize.strategy import _cue, _item
@@ -150,7 +151,7 @@ class RuleCritic:
 
     max_items: int = 12
     """Items from a group at most."""
-    discount: float = 0.9
+    discount: Share = 0.9
     """Discount factor of returns, used if only last steps are rewarded."""
 
     def __call__(self, state: RewardedGroup) -> GroupInsights:

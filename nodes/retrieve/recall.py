@@ -13,6 +13,7 @@ from ...memory.returns.progress import last_progress
 from ...memory.storage.journal import Journal
 from ..act.advantage import reference_returns
 from ..act.episode import EarnedReturn, Environment, FinishedEpisode, build_trajectory
+from ..arguments import Share
 from ..state import HeadChannel, NeighbourChannels, RecallChannels, Situation
 
 __all__ = ["Recall", "RecallVisits", "ReferenceRecall", "ReferenceRemember", "Remember"]
@@ -149,7 +150,7 @@ class Remember:
 class ReferenceRemember(Remember):
     """Store the finished episode as the authors' code does: each step with its return, for the memory to take as it is."""
 
-    gamma: float
+    gamma: Share
     """The discount of a step."""
     merges: bool
     """True if a judge's scores are merged with the world's rewards; False: the rewards stand for the scores, as where it fails."""

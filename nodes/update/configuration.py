@@ -29,6 +29,7 @@ from ...memory.attempts.buffer import Buffer
 from ...memory.records import Trajectory, Transition
 from ...memory.storage.journal import Journal
 from ..act.episode import Environment
+from ..arguments import Amount
 from ..ask import Ask, BadReply
 from ..prompt import Prompt
 from ..read_reply import Unreadable, answer_text, read_object
@@ -169,7 +170,7 @@ class SelectConfiguration:
 
     buffer: Buffer
     first: Configuration
-    c: float
+    c: Amount
     """The weight of exploration."""
 
     def __call__(self, state: EpisodeInput) -> PickedConfiguration:

@@ -70,7 +70,7 @@ def test_numbers_without_a_default_are_those_of_jitrl() -> None:
             "Submit has no default for read (a function) and toolset (Toolset(...)); give inputs.node('Submit', read=..., toolset=...), "
             "in a Python file, as graphs/baselines/tool_agent.py does",
         ),
-        ("Recall", {"k": -1}, "Recall: k is at least 0, got -1"),
+        ("Recall", {"k": -1}, "Recall: k is a whole number of at least 0; got -1"),
         ("act_policy", {"model": "gpt"}, "act_policy: model is a chat model (init_chat_model makes one of a name); got 'gpt'"),
         ("write_about_attempt", {"name": "x"}, "write_about_attempt: name is one of reflexion/reflect, reflexion/plan,"),
         ("Choose", {"temprature": 2}, "Choose takes temperature, got temprature"),

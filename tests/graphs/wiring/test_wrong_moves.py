@@ -123,10 +123,10 @@ MOVES: dict[str, tuple[str, dict[str, Any], str]] = {
     "nothing": ("START --> guess --> END", {"guess": None}, "line 2: 'guess' is None, and a node is a function of the state, "),
     "a number": ("START --> guess --> END", {"guess": 7}, "line 2: 'guess' is 7, and a node is a function of the state, "),
     "a part of the wrong kind": ("START --> guess --> END", {"guess": Begin(cast(Any, Journal()))}, "Begin: environment is an Environment with observe; got Journal(0 steps)"),
-    "a number as a text": ("START --> guess --> END", {"guess": EpsilonGreedy(cast(Any, "0.1"))}, "line 2: 'guess' is made wrongly: EpsilonGreedy: epsilon is a number; got '0.1'"),
-    "a share above 1": ("START --> guess --> END", {"guess": EpsilonGreedy(2)}, "EpsilonGreedy: epsilon is at least 0 and at most 1, got 2"),
+    "a number as a text": ("START --> guess --> END", {"guess": EpsilonGreedy(cast(Any, "0.1"))}, "line 2: 'guess' is made wrongly: EpsilonGreedy: epsilon is a number from 0 to 1; got '0.1'"),
+    "a share above 1": ("START --> guess --> END", {"guess": EpsilonGreedy(2)}, "EpsilonGreedy: epsilon is a number from 0 to 1; got 2"),
     "no dict": ("START --> guess --> END", {"guess": Begin(open_environment("toy"), cast(Any, 3))}, "Begin: initial_values is a mapping; got 3"),
-    "a part within a part": ("START --> guess --> END", {"guess": LocalPolicy(NONE, RecentStepsPrompt(Journal(), -1), NONE)}, "RecentStepsPrompt: max_steps is at least 0, got -1"),
+    "a part within a part": ("START --> guess --> END", {"guess": LocalPolicy(NONE, RecentStepsPrompt(Journal(), -1), NONE)}, "RecentStepsPrompt: max_steps is a whole number of at least 0; got -1"),
     "a name for a model": ("START --> guess --> END", {"guess": Ask("guess", cast(Any, "gpt"), NONE, NONE, NONE)}, "Ask: model is a chat model (init_chat_model makes one of a name) or another Runnable; got 'gpt'"),
     "written for nobody": (
         "START --> write --> guess --> END",
