@@ -85,7 +85,7 @@ class Walk:
     _answers: tuple[Mapping[int, Any], ...] = field(default=(), repr=False)
     """The answers given so far to the questions of this place: number of the question among those asked then -> answer."""
     _asks_again: bool = field(default=False, repr=False)
-    """True if another walk may have answered the questions of this place."""
+    """True if the record may hold answers to the questions of this place that this walk has not given."""
     _tasks: dict[str, tuple[Any, ...]] = field(default_factory=dict, repr=False, compare=False)
     """Id of a question that was seen, here or by the walk that was forked -> path of the task that asks it."""
 
@@ -248,6 +248,9 @@ class Walk:
         """Stand where the questions are open: where the record holds other answers, on a copy of the moment that asks them anew."""
         if not self._asks_again:
             return self
+        self._call(
+            "update_state", _thread(self.place), None, "__copy__"
+        )  # LangGraph replays only what its thread has moved past
         self._call("invoke", None, _merge(self.config, self.place), interrupt_before="*")
         self._stand(self.inside)
         for given in self._answers:
@@ -303,6 +306,7 @@ class Walk:
         except (TypeError, ValueError) as error:
             raise StepperError(f"the channels {', '.join(channels)} do not take these values: {error}") from error
         self._now = self._call("get_state", self.place)  # inside a subgraph its `config` names the graph around as its owner
+        self._answers, self._asks_again = (), False
         return self
 
     def break_on(self, *stops: Stop) -> Self:
@@ -318,18 +322,20 @@ class Walk:
     def back(self, times: int = 1) -> Self:
         """Go back `times` steps (or edits). The walk is a what-if from here on: see `keep` and `drop`.
 
-        Inside a subgraph it goes back as far as the subgraph's first node.
+        Inside a subgraph it goes back as far as the subgraph's first node. A node that has asked asks anew when it runs.
         """
         path = self.path()
         if times not in range(len(path)):
             where = f"of {self.inside[-1].node!r}; out() leads to the graph around it" if self.inside else "of the run"
             raise StepperError(f"cannot go back {times} steps: this is moment {len(path) - 1} {where}")
         self._begin_branch()
-        self._now = path[-1 - times]
-        self.place = self._now.config
+        if times:  # the record tells what was asked last, not what is asked first
+            tasks = tuple(task._replace(interrupts=()) for task in path[-1 - times].tasks)
+            self._now = path[-1 - times]._replace(tasks=tasks)
+            self.place = self._now.config
+            self._answers, self._asks_again = (), False
         assert self.branch is not None
         self.branch = self.branch.at(_checkpoint_id(self.place))
-        self._answers, self._asks_again = (), True
         return self
 
     def fork(self) -> Self:
@@ -375,7 +381,7 @@ class Walk:
         self.place, self.inside, self._now = left.place, left.inside, left._now
         self.branch = left.branch.at(_checkpoint_id(left.place)) if left.branch is not None else None
         self._left = left if left.branch is not None else None
-        self._answers, self._asks_again = (), bool(self._interrupts())
+        self._answers, self._asks_again = left._answers, bool(self._interrupts())
         return self
 
     def _begin_branch(self) -> None:

@@ -151,6 +151,26 @@ def test_a_question_pauses_until_it_is_answered() -> None:
     assert walk.state["said"] == "good yes"
 
 
+@pytest.mark.parametrize("edits", [False, True])
+def test_any_number_of_wrong_answers_leaves_the_question_open(edits: bool) -> None:
+    builder = StateGraph(Asked)
+    builder.add_node("ask", lambda state: {"n": state["n"] + int(interrupt("how many?"))})
+    walk = start(chain(builder, "ask").compile(checkpointer=InMemorySaver()), {"n": 0})
+    walk = (walk.edit(n=10) if edits else walk).step()
+    for wrong in "xyz":
+        with pytest.raises(ValueError, match=f"'{wrong}'"):
+            walk.resume(wrong)
+        assert (walk.question, walk.fork().resume("2").state["n"] % 10) == ("how many?", 2)
+    assert walk.resume("3").state["n"] == (13 if edits else 3)
+
+
+def test_a_node_that_has_asked_asks_anew_after_going_back() -> None:
+    walk = start(asking(InMemorySaver()), {"n": 0}).finish().resume("good").resume("yes")
+    assert str(walk.back()) == "moment 1, before ask"  # and not the second question, which was asked last
+    assert walk.step().question == "how was it?"
+    assert walk.resume("bad").resume("no").state["said"] == "bad no"
+
+
 def test_two_questions_at_once_need_their_names() -> None:
     builder = StateGraph(Group)
     builder.add_node("ask", lambda state: {"out": [interrupt(f"number {state['x']}?")]})
@@ -182,9 +202,10 @@ def test_questions_side_by_side_are_answered_by_id_and_a_wrong_answer_is_given_a
     builder.add_conditional_edges(START, lambda state: [Send("sub", {"x": x}) for x in state["xs"]], ["sub"])
     walk = start(builder.compile(checkpointer=InMemorySaver()), {"xs": [1, 2]}).into("sub", 1).step()
     assert walk.question == "number 2?"
-    with pytest.raises(TypeError, match="indices must be"):
-        walk.resume("twenty")
-    assert walk.resume({"n": 20}).next == ("rest",)  # LangGraph alone would answer "twenty" for ever
+    for wrong, says in (("twenty", "indices must be"), ({}, "'n'"), ("2", "indices must be")):
+        with pytest.raises((TypeError, KeyError), match=says):  # LangGraph alone would answer "twenty" for ever
+            walk.resume(wrong)
+    assert walk.resume({"n": 20}).next == ("rest",)
     assert walk.out().question == "number 1?"
     assert walk.into("sub").question == "number 1?"
     assert (walk.out().question, walk.inside) == ("number 1?", ())  # nothing was run
