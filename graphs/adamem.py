@@ -43,7 +43,7 @@ from ..memory.errors import UserError
 from ..memory.search.encoders import EncoderOptions
 from ..nodes.act.choose import Choose
 from ..nodes.act.episode import Act, Begin
-from ..nodes.arguments import ArgumentCheck, Count, Range, Share
+from ..nodes.arguments import Amount, ArgumentCheck, Count, Range, Share
 from ..nodes.retrieve.attempts import Push, ReadOnlyMemory
 from ..nodes.retrieve.recollect import Excerpts, PrecedentsPart, Recollect
 from ..nodes.retrieve.triggers import CheckTriggers, Trigger, route_memory_request
@@ -209,7 +209,7 @@ class AdaMEM(ArgumentCheck):
     """Characters of a precedent's observations (400 for a scoring model); None, as in the paper: all, and all steps before it."""
     history_steps: Annotated[int, Range(0)] | None = field(default=None, metadata=SHARED)
     """Earlier steps of the episode in prompts; None: as many as fit. Paper: all."""
-    temperature: Annotated[float, Range(0)] = field(default=1.0, metadata=SHARED)
+    temperature: Amount = field(default=1.0, metadata=SHARED)
     """The temperature of the softmax over scored actions; 0 takes the best. A model that writes has its own (paper: 0.7)."""
 
     def __post_init__(self) -> None:

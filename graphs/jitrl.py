@@ -44,7 +44,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from ..memory.errors import UserError
 from ..memory.returns.experiences import Credit, Experiences, control_credit, returns
@@ -56,7 +56,7 @@ from ..nodes.act.choose import Choose
 from ..nodes.act.decide import Augment, GuardedAdvice, Modulate, admit_remembered
 from ..nodes.act.episode import Act, Begin, Environment
 from ..nodes.act.policies import OptionsView, PromptView
-from ..nodes.arguments import ArgumentCheck
+from ..nodes.arguments import Amount, ArgumentCheck, Count, Range, Share
 from ..nodes.retrieve.context import ContextPart, WorldWithContext
 from ..nodes.retrieve.recall import Recall, Remember
 from ..nodes.state import AdviceChannels, LogitUpdateChannels, RecallChannels
@@ -85,11 +85,6 @@ DECISION_CHANNELS = ("prior", "candidates", "estimates", "hits")
 
 EMBEDDED_KEYS = ("hierarchy", "summary", "embedding")
 """The state keys that an embedder may compare."""
-RANGES: Mapping[str, tuple[float, float]] = {
-    **dict.fromkeys(("gamma", "min_similarity", "threshold_decay", "min_prior", "unseen_bonus_probability"), (0, 1)),
-    **{"k": (1, 1e9), "shrinkage_visits": (1e-9, 1e9), "unseen_bonus": (-1e9, 1e9)},
-}
-"""Setting -> its least and its greatest value; of all other numbers they are 0 and 1e9."""
 _GUARDS = ("shrinkage_visits", "exploration_bonus", "repeat_penalty", "min_prior")
 UNUSED_SETTINGS: Mapping[str, Sequence[str]] = {
     "guarded": ("unseen_bonus", "unseen_bonus_probability", "logit_scale"),
@@ -118,15 +113,15 @@ class AdvantageSettings(ArgumentCheck):
     as in the paper; `hindsight`, the model's for all that followed (`--judge model`), as in its code, which are not discounted again."""
     wording: Literal["ours", "paper", "paper-web"] = "ours"
     """The prompts of a model that writes, for options and summaries: ours, the paper's for games, or its for web pages."""
-    gamma: float = 0.8
+    gamma: Share = 0.8
     """gamma, Eq. 3: discount per step. Paper: 0.5 (Jericho), 0.1 (WebArena)."""
 
     # Memory: what is recalled
-    k: int = field(default=10, metadata=SHARED)
+    k: Count = field(default=10, metadata=SHARED)
     """k, Eq. 24: the largest number of neighbours. `guarded` counts distinct states, the others single visits. Paper: 10."""
-    min_similarity: float = 0.95
+    min_similarity: Share = 0.95
     """The least Jaccard similarity of a neighbour, in [0, 1]. Paper: 0.95 (Jericho), 0.8 (WebArena)."""
-    threshold_decay: float = 0.0
+    threshold_decay: Share = 0.0
     """Fall of min_similarity over the first 20 steps of an episode. Paper: none; its code: 0.1."""
     state_key: Literal["room", "hierarchy", "summary", "embedding", "page", "screenshot"] = "room"
     """The state that is compared. `room`: the world's state alone. `hierarchy`: also the milestones and the path that led there
@@ -142,21 +137,21 @@ class AdvantageSettings(ArgumentCheck):
     """True if, with `cross_task`, experience from the task itself is not recalled: a cold start, as in the paper's Table 5."""
 
     # The choice of an action
-    temperature: float = field(default=1.0, metadata=SHARED)
+    temperature: Amount = field(default=1.0, metadata=SHARED)
     """The temperature of the softmax that the action is drawn from; 0 takes the best. Paper, as we read it: 1; reference code: 0."""
 
     # Untried actions
-    shrinkage_visits: float = 0.5
+    shrinkage_visits: Annotated[float, Range(1e-9)] = 0.5
     """kappa, Eq. 5': pseudo-visits by which a mean return is shrunk towards U(s) (`guarded` only)."""
-    exploration_bonus: float = 0.25
+    exploration_bonus: Amount = 0.25
     """bonus, Eq. 6': added to every A~ as bonus / sqrt(1 + n(a)); 1 is the shift of a largest advantage without doubt (`guarded`
     only)."""
-    repeat_penalty: float = 0.5
+    repeat_penalty: Amount = 0.5
     """rho, Eq. 26': taken from A~ for each visit that led nowhere, in the same unit (`guarded` only)."""
-    unseen_bonus: float = 5.0
+    unseen_bonus: Annotated[float, Range(-1e9, 1e9)] = 5.0
     """alpha, Eq. 6: an untried action gets alpha / |N(s)| on top of V, in reward units times visits (`paper`: 5; `reference`:
     1). It is in units of returns: with rewards of at most 1, .1 to .5 does better than the paper's 5."""
-    unseen_bonus_probability: float = 0.65
+    unseen_bonus_probability: Share = 0.65
     """lambda, Eq. 6: probability that an untried action gets the bonus (`paper` only: Jericho 0.65, WebArena 0.05)."""
 
 
@@ -167,13 +162,13 @@ class JitRL(AdvantageSettings):
     memory_control: Literal["none", "cut", "shuffled", "zero"] = "none"
     """A negative control, which shows that what is learned comes from memory: nothing is remembered (`cut`), the returns of an
     episode are given to its steps in another order (`shuffled`), or every reward counts as 0 (`zero`)."""
-    beta: float = 10.0
+    beta: Amount = 10.0
     """beta, Eq. 10: nats per unit of A~. In `guarded` the largest advantage reaches A~ = 1 as its visits confirm it. The paper gives
     none: 1 in its preset is our reading. `reference` has a weight of its own, which grows from 1 to 1.5."""
-    min_prior: float = 0.01
+    min_prior: Share = 0.01
     """The least prior probability of an action that memory found better: how far the model may rule it out (`guarded`
     only)."""
-    candidates: int = 0
+    candidates: Annotated[int, Range(0)] = 0
     """k_c, Sec. 4: the most candidates of the model, whatever its policy: its best ones. 0: as many as the policy proposes (three where
     confidences are stated, else all admissible actions). Paper: 3."""
     logit_scale: Literal["nats", "confidence"] = "nats"
@@ -187,10 +182,6 @@ class JitRL(AdvantageSettings):
                 "jitrl: state_key='embedding' goes with an embedder, and 'hierarchy' and 'summary' may have one; got "
                 f"state_key={self.state_key!r} and embedder={self.embedder!r}"
             )
-        for name, value in vars(self).items():
-            low, high = RANGES.get(name, (0, 1e9))
-            if isinstance(value, int | float) and not low <= value <= high:
-                raise UserError(f"jitrl: {name} is a number from {low:g} to {high:g}, got {value}")
         for name in UNUSED_SETTINGS[self.advantage_estimator]:
             usual = type(self).__dataclass_fields__[name].default
             if getattr(self, name) != usual:

@@ -49,14 +49,14 @@ depends on which rollout ends first.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
 
 from langgraph.graph import StateGraph
 
 from ..memory.errors import UserError
 from ..memory.records import Task
-from ..nodes.arguments import ArgumentCheck
+from ..nodes.arguments import Amount, ArgumentCheck, Count, Range
 from ..nodes.cached_model import model_name
 from ..nodes.extract import groups
 from ..nodes.extract.critic import Critic, LessonSettings, contrast, extract, invent, propose, summarise
@@ -123,19 +123,19 @@ flowchart LR
 class TrainingFreeGRPO(ArgumentCheck):
     """Hyper-parameters, and four groups of further ones; a group's class gives the meaning, the unit and the paper's value of each."""
 
-    problems: int = 100
+    problems: Annotated[int, Range(0)] = 100
     """N, number of problems learned on. 0: `library` is played as it is, as in the paper's transfer to another domain. Paper: 100."""
-    held_out: int = 40
+    held_out: Annotated[int, Range(0)] = 40
     """Number of problems of the accept test, never learned on; 0: none. Paper: none."""
-    epochs: int = 3
+    epochs: Count = 3
     """The number of times that every problem is tried. Paper: 3."""
-    batch_size: int = 0
+    batch_size: Annotated[int, Range(0)] = 0
     """Problems of a step; 0: all. The last batch of an epoch may be smaller. Paper: all, one step an epoch."""
-    patience: int = 2
+    patience: Annotated[int, Range(0)] = 2
     """Steps without gain after which the run ends; 0: never. Paper: never."""
-    group_size: int = 5
+    group_size: Count = 5
     """G, rollouts of a problem. With 1 nothing is compared, and each rollout is studied by itself. Paper: 5, on the web 3."""
-    temperature: float | None = 0.7
+    temperature: Amount | None = 0.7
     """Temperature of rollouts that are learned from. On the command line it is any model's, and with `none` no request of the run names
     one; in `build` that of a model whose actions are scored (a model that writes has its own). Paper: 0.7."""
     truth: Truth = "given"
@@ -161,11 +161,6 @@ class TrainingFreeGRPO(ArgumentCheck):
     """The accept test (nodes/update/accept_test.py)."""
 
     def __post_init__(self) -> None:
-        for group in (self, self.rollouts, self.lessons, self.trial):
-            for one in fields(group):
-                given, least = getattr(group, one.name), _LEAST.get(one.name, 0)
-                if type(given) in (int, float) and given < least:
-                    raise UserError(f"training-free-grpo: {one.name} is at least {least}, got {given}")
         if self.group_size == 1 and self.author == "rule":
             raise UserError("training-free-grpo: group_size 1 has nothing to be compared with; author=rule needs 2 or more")
         if self.truth == "implicit" and self.author == "rule":
@@ -174,12 +169,6 @@ class TrainingFreeGRPO(ArgumentCheck):
             raise UserError(f"training-free-grpo: arm={self.arm} is made from problems, and problems is 0; use 1 or more")
         if self.wording == "paper" and self.lessons.objective:
             raise UserError("training-free-grpo: the paper's prompts have no place for an objective; use wording=ours")
-        for name, share, fits in (
-            ("regression_share", self.trial.regression_share, 0 <= self.trial.regression_share < 1),
-            ("timeout", self.rollouts.timeout, self.rollouts.timeout is None or self.rollouts.timeout > 0),
-        ):
-            if not fits:
-                raise UserError(f"training-free-grpo: {name} is {_RANGES[name]}, got {share}")
 
     @property
     def acceptance(self) -> Rule:
@@ -205,11 +194,6 @@ class TrainingFreeGRPO(ArgumentCheck):
     def remark(self) -> str:
         """A remark on these settings for tables; empty if there is none."""
         return "rule-written" if self.author == "rule" and self.arm == "learned" else ""
-
-
-_LEAST: Mapping[str, int] = dict.fromkeys(("epochs", "group_size", "rollouts", "max_insights"), 1)
-"""The least value of a number, where it is not 0."""
-_RANGES: Mapping[str, str] = {"regression_share": "a share from 0 to below 1", "timeout": "a positive number of seconds"}
 
 
 def build(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import cache
 from inspect import signature
-from math import inf, isfinite
+from math import isfinite
 from numbers import Integral, Real
 from types import FunctionType, NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, Literal, Self, Union, Unpack, get_args, get_origin, get_type_hints
@@ -23,15 +23,19 @@ WORDS: dict[Any, str] = {bool: "True or False", int: "a whole number", float: "a
 WORDS |= {Callable: "a function", Sequence: "a sequence", Mapping: "a mapping", tuple: "a tuple"}
 
 
+MOST = 1e100
+"""More than any number that somebody means."""
+
+
 @dataclass(frozen=True)
 class Range:
     """The numbers that an argument may be, or the numbers of items that it may have: `Annotated[float, Range(0, 1)]`."""
 
     least: float
-    most: float = inf
+    most: float = MOST
 
     def __str__(self) -> str:
-        return f"of at least {self.least:g}" if self.most == inf else f"from {self.least:g} to {self.most:g}"
+        return f"of at least {self.least:g}" if self.most == MOST else f"from {self.least:g} to {self.most:g}"
 
 
 Count = Annotated[int, Range(1)]

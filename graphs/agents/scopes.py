@@ -33,7 +33,7 @@ from ...memory.display import short
 from ...memory.errors import UserError, plural
 from ...memory.records import Trajectory
 from ...memory.telemetry import memory_names, span
-from ...nodes.arguments import ArgumentCheck, Range, check_value
+from ...nodes.arguments import Amount, ArgumentCheck, Range, check_value
 from ...nodes.retrieve.user_share import within_share
 from .agent_identity import AgentIdentity
 from .intake import Admitted, ImportReport, Intake, days_before, write_lift
@@ -149,7 +149,7 @@ class ScopeOptions(TypedDict, total=False):
     task: Callable[[Sequence[AnyMessage]], str] | None
     state_key: StateKey
     reward_range: tuple[float, float] | None
-    refresh_seconds: Annotated[float, Range(0)]
+    refresh_seconds: Amount
     screen: Screen | None
     hold: bool | Callable[[Conversation], bool]
     raters: Annotated[Sequence[str], Range(1)] | None

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from ...nodes.act.episode import Act
-from ...nodes.arguments import Range
+from ...nodes.arguments import Amount, Range
 from ...nodes.update.configuration import (
     MAX_EXAMPLES,
     CheckRoutine,
@@ -58,7 +58,7 @@ class EvoTestState(AttemptState, ConfigurationChannels):
 class EvoTest(SharedAttemptSettings):
     """Hyper-parameters. With `cross_task` one tree of configurations evolves over all tasks."""
 
-    exploration: Annotated[float, Range(0)] = 0.5
+    exploration: Amount = 0.5
     """c: the weight of a configuration's doubt in the bandit; returns are scaled to [0, 1]."""
     examples: Annotated[int, Range(0, MAX_EXAMPLES)] = 3
     """Examples of the configuration that a run starts with, from 0 to 10."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from ...memory.claas.weights import TrainingLog
-from ...nodes.arguments import Range
+from ...nodes.arguments import Amount, Range
 from ...nodes.learn.train_weights import ReadSteps, ReinforceGroup, TrainVersion, WeightTrainer
 from ..wiring.flow import Graph
 from ..wiring.inputs import NOT_GIVEN, MethodInputs, given_settings
@@ -40,7 +40,7 @@ class GroupRelativeTraining(WeightTraining):
 
     group_size: Annotated[int, Range(2)] = 5
     """G: attempts of a group, and episodes between two trainings."""
-    clip: Annotated[float, Range(0)] = 0.2
+    clip: Amount = 0.2
     """epsilon, the bound on rho; it acts from the second epoch on."""
 
 

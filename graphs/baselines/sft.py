@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 from langgraph.graph import StateGraph
 
@@ -24,7 +24,7 @@ from ...memory.claas.settings import LoRA
 from ...memory.claas.weights import TrainingLog, WeightSettings
 from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end
-from ...nodes.arguments import ArgumentCheck, Count, Range
+from ...nodes.arguments import Amount, ArgumentCheck, Count
 from ...nodes.learn.train_weights import (
     FindVersion,
     ImitateBest,
@@ -64,13 +64,13 @@ class WeightTraining(ArgumentCheck):
     method: ClassVar[str]
     """The method's name, for errors."""
 
-    learning_rate: Annotated[float, Range(0)] = 3e-3
+    learning_rate: Amount = 3e-3
     """Learning rate of AdamW; chosen on the toy's train fold among .001, .003 and .01."""
     epochs: Count = 2
     """Updates from each group (grpo), or times that a training goes over its steps."""
     rank: Count = 8
     """Rank of the LoRA adapter, on all linear layers; its scale is twice the rank."""
-    temperature: Annotated[float, Range(0)] = field(default=1.0, metadata=SHARED)
+    temperature: Amount = field(default=1.0, metadata=SHARED)
     """The temperature of the softmax that the action is drawn from. 0 takes the best action, so that all attempts are the same."""
 
     @property

@@ -34,7 +34,7 @@ from ...nodes.act.tool_use import (
     route_remaining_answer,
     route_tool_calls,
 )
-from ...nodes.arguments import ArgumentCheck, Count, Range
+from ...nodes.arguments import Amount, ArgumentCheck, Count, Range
 from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, PlanChannels
 from ..wiring.flow import Graph, Node, compile_graph, wire
 from ..wiring.inputs import NOT_GIVEN, SHARED, MethodInputs, given_settings
@@ -78,7 +78,7 @@ class ToolAgent(ArgumentCheck):
 
     max_turns: Count = 20
     """Calls of the model at most; at the last one it has to answer. Reference code of Training-Free GRPO: 50, on the web 20."""
-    temperature: Annotated[float, Range(0)] | None = field(default=None, metadata=SHARED)
+    temperature: Amount | None = field(default=None, metadata=SHARED)
     """The model's temperature; None: its own default. Training-Free GRPO: 0.7 when learning, 0.3 when tested."""
     lessons_per_prompt: Annotated[int, Range(0)] = 0
     """Lessons shown at most, those that fit the task best first; 0: all."""

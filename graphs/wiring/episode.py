@@ -13,7 +13,7 @@ from ...memory.records import Shown, Trajectory
 from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.act.policies import PromptView
-from ...nodes.arguments import ArgumentCheck, Count, Range
+from ...nodes.arguments import Amount, ArgumentCheck, Count, Range
 from ...nodes.retrieve.attempts import Compose, Layout, Push
 from ...nodes.state import (
     AttemptInput,
@@ -49,7 +49,7 @@ class AttemptState(AttemptInput, EpisodeChannels, PromptChannels, PlanChannels, 
 class ChoiceSettings(ArgumentCheck):
     """The hyper-parameter of every method that draws its action from scored ones."""
 
-    temperature: Annotated[float, Range(0)] = field(default=1.0, metadata=SHARED)
+    temperature: Amount = field(default=1.0, metadata=SHARED)
     """The temperature of the softmax over scored actions; 0 takes the best. A model that writes has its own temperature."""
 
 

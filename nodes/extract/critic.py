@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NotRequired
+from typing import Annotated, Any, NotRequired
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable
@@ -28,7 +28,7 @@ from ...memory.lessons.library import Library, LibraryLimits, one_line
 from ...memory.lessons.versions import LibraryVersions
 from ...memory.records import Edit, Rollout, Ruling, Summary, Task, Usage
 from ..act.policies import steps_text
-from ..arguments import ArgumentCheck
+from ..arguments import ArgumentCheck, Count, Range
 from ..ask import Ask, BadReply, estimate_tokens
 from ..lenient_json import json_values
 from ..prompt import Prompt
@@ -90,11 +90,11 @@ class InventedLessons(TypedDict):
 class LessonSettings(ArgumentCheck, LibraryLimits):
     """Settings of the comparison of a group, and of the library that its edits go into."""
 
-    max_insights: int = 2
+    max_insights: Count = 2
     """Insights and edits of a group at most. Paper: a number that it does not give; reference code: 1 to 3."""
     objective: str = ""
     """The agent's purpose and what it is to learn, in words; part of every prompt of the critic. Reference code: required."""
-    max_step_edits: int = 16
+    max_step_edits: Annotated[int, Range(0)] = 16
     """Changes of the library that a step may make at most: the first of the model's list; by code, those that most groups ask for.
     0: any number. Paper: none."""
 

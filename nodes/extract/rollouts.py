@@ -26,7 +26,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, null
 from contextvars import copy_context
 from dataclasses import asdict, dataclass, field
 from threading import Thread
-from typing import Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, cast
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.errors import GraphBubbleUp
@@ -40,7 +40,7 @@ from ...memory.storage.cache import Cache, CacheError, cache_key
 from ...memory.storage.journal import Journal, JournalError
 from ...memory.storage.rows import RowsError
 from ..act.episode import Environment
-from ..arguments import ArgumentCheck
+from ..arguments import ArgumentCheck, Range
 from ..cached_model import BudgetSpent, ConcurrencyLimit, SpendingLimit
 from ..lesson_prompts import render_lessons, select_lessons
 from ..prompt import Prompt
@@ -61,9 +61,9 @@ RUN_ERRORS = (BudgetSpent, CacheError, RowsError, JournalError, LibraryError, Gr
 class RolloutSettings(ArgumentCheck):
     """Settings of a rollout."""
 
-    lessons_per_prompt: int = 0
+    lessons_per_prompt: Annotated[int, Range(0)] = 0
     """Lessons in a prompt, those that fit the problem best; 0: all. Paper: all."""
-    timeout: float | None = None
+    timeout: Annotated[float, Range(1e-3)] | None = None
     """Seconds that a rollout may take; None: any time. Reference code: 3600 whatever is set."""
 
 

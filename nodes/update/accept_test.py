@@ -24,7 +24,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from statistics import stdev
-from typing import Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.types import Overwrite
@@ -34,7 +34,7 @@ from ...memory.errors import UserError
 from ...memory.lessons.versions import LibraryVersions
 from ...memory.records import Probe, Rollout, Task, Usage
 from ...memory.storage.cache import Cache, cache_key
-from ..arguments import ArgumentCheck
+from ..arguments import Amount, ArgumentCheck, Count, Range
 from ..cached_model import BudgetSpent
 from ..evaluate.statistics import interval, mean
 from ..extract.rollouts import RolloutInput, RolloutPlayer
@@ -62,14 +62,14 @@ _SAME = 1e-9
 class AcceptSettings(ArgumentCheck):
     """Settings of the accept test."""
 
-    margin: float = 0.1
+    margin: Amount = 0.1
     """Mean reward, of 1, by which an accepted candidate must be shown not to be worse (non-inferiority); it must not fall by so much
     on the second split either. Paper: none."""
-    regression_share: float = 0.25
+    regression_share: Annotated[float, Range(0, 0.99)] = 0.25
     """Share of the held-out problems that are the second split, on which a candidate must not get worse; 0: none. Paper: none."""
-    rollouts: int = 3
+    rollouts: Count = 3
     """Rollouts of a held-out problem under each library, in every step. Paper: none."""
-    temperature: float = 0.3
+    temperature: Amount = 0.3
     """Temperature of rollouts of the accept test and of evaluation. Paper: 0.3."""
 
 

@@ -435,9 +435,10 @@ def test_negative_controls_change_what_is_remembered_and_nothing_else() -> None:
     ("settings", "words"),
     [
         ({"memory_control": "lost"}, "memory_control is one of none, cut, shuffled, zero; got 'lost'"),
-        ({"shrinkage_visits": 0}, "shrinkage_visits is a number from 1e-09"),
-        ({"temperature": -1}, "temperature is a number from 0"),
+        ({"shrinkage_visits": 0}, "shrinkage_visits is a number of at least 1e-09"),
+        ({"temperature": -1}, "temperature is a number of at least 0"),
         ({"exploration_bonus": float("nan")}, "exploration_bonus is a number"),
+        ({"beta": float("inf")}, "beta is a number of at least 0; got inf"),
         ({"min_prior": 2}, "min_prior is a number from 0 to 1"),
         (
             {"advantage_estimator": "paper", "shrinkage_visits": 3},

@@ -1244,17 +1244,18 @@ def test_where_nothing_is_summarised_the_group_is_drawn_without() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"group_size": 0}, "group_size is at least 1, got 0"),
+        ({"group_size": 0}, "group_size is a whole number of at least 1; got 0"),
         ({"accept": "maybe"}, "accept is one of not-worse, better, always"),
         ({"truth": "none"}, "truth is one of given, implicit"),
         ({"arm": "best"}, "arm is one of learned, empty"),
-        ({"rollouts": RolloutSettings(timeout=0)}, "timeout is a positive number"),
-        ({"epochs": 0}, "epochs is at least 1"),
+        ({"epochs": 0}, "epochs is a whole number of at least 1"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         TrainingFreeGRPO(**settings)
+    with pytest.raises(UserError, match=r"RolloutSettings: timeout is a number of at least 0.001 or None; got 0"):
+        RolloutSettings(timeout=0)
 
 
 def test_presets_change_what_they_name() -> None:

@@ -303,7 +303,7 @@ def test_wrong_arguments_are_said_in_words() -> None:
 
 
 def test_status_says_that_nothing_went_well_that_all_is_held_and_that_a_tool_is_misspelt() -> None:
-    with pytest.raises(UserError, match="JitRL: beta is a number; got 'x'"):
+    with pytest.raises(UserError, match="JitRL: beta is a number of at least 0; got 'x'"):
         JitRL(beta="x")  # type: ignore[arg-type]
     agent, failed, _ = learning_agents.make("synapse")
     for n in range(10):

@@ -188,7 +188,7 @@ def test_settings_are_those_of_jitrl_and_checked_as_there() -> None:
     )
     assert PromptUpdate.reference().as_jitrl() == jitrl.JitRL.reference()
     assert PromptUpdate().as_jitrl() == jitrl.JitRL()
-    with pytest.raises(UserError, match=r"prompt-update: gamma is a number from 0 to 1, got 2"):
+    with pytest.raises(UserError, match=r"PromptUpdate: gamma is a number from 0 to 1; got 2"):
         PromptUpdate(gamma=2)
     with pytest.raises(UserError, match="prompt-update: unseen_bonus has no effect"):
         PromptUpdate(unseen_bonus=1)
