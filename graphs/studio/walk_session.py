@@ -303,9 +303,10 @@ class WalkSession:
                     if channel not in walk.here.builder.channels:
                         raise StudioError(f"there is no channel {channel!r}; there are {', '.join(walk.here.builder.channels)}")
                     value = read_channel(walk.here, walk.state, channel, more.get("value"), more.get("index"))
-                    if walk.branch is None:  # what really happened stays in the tree
+                    edited = (walk.fork() if walk.branch is None else walk).edit(**{channel: value})
+                    if edited is not walk:  # what really happened stays in the tree
                         branch = self._fork(branch, branch.here)
-                    branch.walk.edit(**{channel: value})
+                        branch.walk = edited
                 case "keep":
                     walk.keep(replace=bool(more.get("replace")))
                 case "drop":

@@ -288,7 +288,7 @@ class Walk:
     def edit(self, **channels: Any) -> Self:
         """Write values into channels as if the last node had, or all that ran side by side; a channel with a reducer adds.
 
-        The old values stay on record. The walk is a what-if from here on: see `keep` and `drop`.
+        The old values stay on record. The walk is a what-if from here on: see `keep` and `drop`. A refused edit changes nothing.
 
         Raises:
             StepperError: there is no such channel, or the value is not of the channel's type.
@@ -296,6 +296,7 @@ class Walk:
         check_channels(self.here, channels)
         played = [one for one in self.path() if _source(one) != "update"]
         nodes = [*dict.fromkeys(played[-2].next)] if len(played) > 1 else []
+        before = self.branch, self._left
         self._begin_branch()
         try:
             if len(nodes) > 1:  # they ran side by side: each has written, and only together do they lead on as they did
@@ -303,8 +304,10 @@ class Walk:
                 self.place = self._call("bulk_update_state", self.place, [updates])
             else:
                 self.place = self._call("update_state", self.place, dict(channels))
-        except (TypeError, ValueError) as error:
-            raise StepperError(f"the channels {', '.join(channels)} do not take these values: {error}") from error
+        except Exception as error:  # a reducer, or a condition of the graph's, may raise anything
+            self.branch, self._left = before
+            said = (str(error) or type(error).__name__).splitlines()[0]
+            raise StepperError(f"the channels {', '.join(channels)} do not take these values: {said}") from error
         self._now = self._call("get_state", self.place)  # inside a subgraph its `config` names the graph around as its owner
         self._answers, self._asks_again = (), False
         return self

@@ -202,7 +202,20 @@ def test_what_cannot_be_done_is_a_sentence(do: str, more: dict[str, Any], said: 
     walks = session(counter())
     with pytest.raises(UserError, match=said):
         act(walks, do, **more)
-    assert current(walks.overview())["count"] == 1
+    assert [one["count"] for one in walks.overview()["branches"]] == [1]
+
+
+def test_a_refused_edit_leaves_no_what_if() -> None:
+    def route_known(state: Count) -> Literal["again", "enough"]:
+        return {1: "again"}[state["number"]]  # type: ignore[return-value]
+
+    builder = wire(StateGraph(Count), FLOW, {"add": add, "check": look}, {"check": route_known})
+    walks = session(builder.compile(checkpointer=InMemorySaver()))
+    act(walks, "step")
+    act(walks, "step")
+    with pytest.raises(UserError, match="the channels number do not take these values: 99"):
+        act(walks, "edit", channel="number", value=99)
+    assert [one["name"] for one in walks.overview()["branches"]] == ["run 1"]
 
 
 def test_a_question_is_answered_and_a_subgraph_is_entered() -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
-from langgraph.graph import END, START, StateGraph
+from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Send, interrupt
 from typing_extensions import TypedDict
 
@@ -241,6 +241,13 @@ def test_breakpoints_on_nodes_and_on_the_state() -> None:
 
 
 def test_a_value_of_another_type_is_refused_at_once() -> None:
+    chat = StateGraph(MessagesState).add_node("talk", lambda state: {}).add_edge(START, "talk")
+    walk = start(chat.compile(checkpointer=InMemorySaver()), {"messages": "hi"})
+    with pytest.raises(StepperError, match=r"messages do not take these values: Unsupported message type: <class 'int'>$"):
+        walk.edit(messages=3)
+    assert (walk.branch, len(walk.path())) == (None, 1)
+    with pytest.raises(StepperError, match="only what-ifs"):
+        walk.keep()
     walk = begun()
     with pytest.raises(StepperError, match=r"channel 'xs' holds list\[int\], got ten \(str\)"):
         walk.edit(xs="ten")
