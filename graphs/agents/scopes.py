@@ -305,7 +305,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         rated = memory.conversations.trajectories.count()
         kept = [bool(memory.conversations.ratings(one.id)) for one in memory.conversations.open_quarantines()]
         notes = tuple(f"retired {retirement(one)}" for one in memory.ledger.retired.values())
-        if {*self._recorded(scope)} - {labels}:
+        if any(one != labels for one in self._recorded(scope)):
             more = ", ".join(name for name in self.scope.names if name not in scope)
             notes += (f"not counted here is what has a {more}: give {more}, as scopes() lists",)
         if memory.left_out:
@@ -428,6 +428,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             UserError: the source cannot be read, or takes no scores.
         """
         labels = self._labels(scope, self.import_conversations)
+        check_value("import_conversations: source", source, ConversationSource)
         place = (*labels, "imports")
         mark = self.agent.store.get(place, source.name) if source.name else None
         until = str(mark.value["until"]) if mark else ""
@@ -555,13 +556,11 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         prefix = self._labels_of(self.scope.labels(scope, to_last=True, beside=_arguments(method)))
         return self.agent.namespaces(prefix, 2 + len(self.scope.names))
 
-    def _recorded(self, scope: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    def _recorded(self, scope: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         """The labels of the scopes with these values that conversations are recorded of."""
         prefix = self._labels_of(self.scope.labels(scope, to_last=True) if scope else ())
-        found = [one for one in self.agent.namespaces(prefix, 3 + len(self.scope.names)) if one[-1] == "turns"]
-        return [
-            one[:-1] for one in found if self.agent.store.search(one, limit=1)
-        ]  # some stores list namespaces that are empty
+        found = (one for one in self.agent.namespaces(prefix, 3 + len(self.scope.names)) if one[-1] == "turns")
+        return (one[:-1] for one in found if self.agent.store.search(one, limit=1))  # stores may list what is empty
 
     def _conversations(self, scope: Mapping[str, Any]) -> ConversationStore:
         return self._memory(self._labels(scope)).conversations
