@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
-from functools import cache
+from functools import cache, wraps
 from inspect import signature
 from math import isfinite
 from numbers import Integral, Real
+from pathlib import Path
 from types import FunctionType, NoneType, SimpleNamespace, UnionType
-from typing import Annotated, Any, Literal, Self, Union, Unpack, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Self, TypeVar, Union, Unpack, cast, get_args, get_origin, get_type_hints
+from uuid import UUID
 
 from ..memory.errors import UserError, did_you_mean, nearest, plural, type_of
 
 __all__ = ["ArgumentCheck", "Range", "check_value"]
 
+Method = TypeVar("Method", bound=Callable[..., Any])
 KINDS: dict[Any, Any] = {int: Integral, float: Real}
 PACKAGE = __name__.partition(".")[0] + "."
 MODELS = {"BaseChatModel": "a chat model (init_chat_model makes one of a name)"}
 MODELS["Runnable"] = f"{MODELS['BaseChatModel']} or another Runnable"
 WORDS: dict[Any, str] = {bool: "True or False", int: "a whole number", float: "a number", str: "a text", NoneType: "None"}
 WORDS |= {Callable: "a function", Sequence: "a sequence", Mapping: "a mapping", tuple: "a tuple"}
+WORDS |= {Path: "a path", UUID: "a UUID"}
 
 
 MOST = 1e100
@@ -61,14 +65,31 @@ class ArgumentCheck:
         return super().__new__(cls)
 
 
+def checks_arguments(method: Method) -> Method:
+    """The method with a check of its arguments but those for `**`: one too many, one that lacks, or of another type is a `UserError`."""
+
+    @wraps(method)
+    def check(*given: Any, **named: Any) -> Any:
+        hints = arguments_of(method)
+        try:
+            values = signature(method).bind(*given, **named).arguments
+        except TypeError as error:
+            raise UserError(f"{method.__name__}: {error}; it takes {', '.join(f'{name}=' for name in hints)}") from None
+        for name in (one for one in hints if one in values):
+            check_value(f"{method.__name__}: {name}", values[name], hints[name])
+        return method(*given, **named)
+
+    return cast(Method, check)
+
+
 def check_value(name: str, value: Any, hint: Any) -> None:
     """Raise `UserError` if the value that is given under a name is not of this type."""
-    parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    found = [match_type(value, part) for part in parts]
-    if not any(fits for fits, _ in found):
+    fits, words = match_type(value, hint)
+    if not fits:
+        parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         near = did_you_mean(str(value), [one for part in parts for one in get_args(part) if isinstance(one, str)])
         came = type_of(value) if repr(value)[0] == "<" else f"{value!r:.60}"
-        raise UserError(f"{name} is {' or '.join(words for _, words in found)}; got {came}{near}")
+        raise UserError(f"{name} is {words}; got {came}{near}")
 
 
 def check_argument(owner: str, name: str, value: Any, hint: Any) -> None:
@@ -84,7 +105,10 @@ def check_argument(owner: str, name: str, value: Any, hint: Any) -> None:
 
 @cache
 def arguments_of(cls: Any) -> dict[str, Any]:
-    """The arguments of a class, with those of its bases, and their types."""
+    """The arguments of a class, with those of its bases, or of a method without those for `**`, and their types."""
+    if isinstance(cls, FunctionType):
+        hints, known = get_type_hints(cls, include_extras=True), signature(cls).parameters
+        return {name: hints[name] for name, one in known.items() if name in hints and one.kind is not one.VAR_KEYWORD}
     if is_dataclass(cls):
         return get_type_hints(cls, include_extras=True)
     found = dict[str, Any]()
@@ -99,6 +123,9 @@ def arguments_of(cls: Any) -> dict[str, Any]:
 def match_type(value: Any, hint: Any) -> tuple[bool, str]:
     """True if a value is of a type, as far as that can be told, with its texts and numbers; and the type in words."""
     kind = get_origin(hint) or hint
+    if kind in (Union, UnionType):
+        found = [match_type(value, part) for part in get_args(hint)]
+        return any(fits for fits, _ in found), " or ".join(words for _, words in found)
     if kind is Annotated:
         fits, words = match_type(value, hint.__origin__)
         for limit in (one for one in hint.__metadata__ if isinstance(one, Range)):
@@ -107,7 +134,8 @@ def match_type(value: Any, hint: Any) -> tuple[bool, str]:
             words += f" {limit}" if is_number else f" of at least {plural(int(limit.least), 'item')}"
         return fits, words
     if kind is Literal:
-        return value in get_args(hint), f"one of {', '.join(map(str, get_args(hint)))}"
+        choices = get_args(hint)
+        return value in choices, f"one of {', '.join(map(str, choices))}" if len(choices) > 1 else repr(choices[0])
     if kind is Any or not isinstance(kind, type):
         return True, ""
     if (is_protocol := getattr(kind, "_is_protocol", False)) or kind.__module__.startswith(PACKAGE):
@@ -122,7 +150,7 @@ def match_type(value: Any, hint: Any) -> tuple[bool, str]:
     fits = hasattr(value, "invoke") if kind.__name__ in MODELS else isinstance(value, KINDS.get(kind, kind)) and not is_text
     is_alike = kind in (Sequence, Mapping) or (kind is tuple and len({*get_args(hint)} - {Ellipsis}) == 1)
     inner = get_args(hint)[kind is Mapping :][:1] if fits and is_alike else ()
-    if inner and (get_origin(inner[0]) or inner[0]) in (*WORDS, Literal):
+    if inner and (get_origin(inner[0]) or inner[0]) in (*WORDS, Literal, Union, UnionType):
         each = [match_type(one, inner[0]) for one in (value.values() if isinstance(value, Mapping) else value)]
         if wrong := next((said for is_one, said in each if not is_one), None):
             return False, f"{words}, each of it {wrong}"

@@ -34,6 +34,7 @@ from ...memory.display import with_interval
 from ...memory.errors import UserError, plural
 from ...memory.records import Task, Trajectory
 from ...memory.storage.record_store import BadRecord, read_jsonl
+from ...nodes.arguments import arguments_of, check_value
 from .agent_identity import DOMAIN
 from .lift import measure_lift
 from .reward_sources import RewardScale, RewardSource, describe_source, read_reward
@@ -90,6 +91,8 @@ class Intake:
         """Recorded conversations as they are kept, without those that are of another scope or cannot be read."""
         kept, report = list[Admitted](), ImportReport()
         for one in found:
+            for name, hint in arguments_of(RecordedConversation).items():
+                check_value(f"{type(one).__name__}: {name}", getattr(one, name), hint)
             report.read += 1
             given = {name: one.metadata.get(name) or value for name, value in scope.items()}
             elsewhere = [f"its {name} is {value!r}" for name, value in given.items() if str(value) != str(scope[name])]

@@ -19,7 +19,7 @@ import asyncio
 import inspect
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -44,7 +44,7 @@ from ...memory.conversations.store import Turn
 from ...memory.errors import UserError
 from ...memory.records import Task
 from ...memory.telemetry import Traced, memory_names, span
-from ...nodes.arguments import Count, check_value
+from ...nodes.arguments import Count, check_value, checks_arguments
 from ...nodes.text import trim_middle
 from .agent_identity import DOMAIN
 from .consultation import (
@@ -132,7 +132,13 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         """Take note of the tools that the agent has at this call; returns True if `adapt` works differently from now on."""
         return False
 
-    def node(self, model: BaseChatModel, tools: Sequence[Any] = (), system_prompt: str = "") -> Runnable[Any, dict[str, Any]]:
+    @checks_arguments
+    def node(
+        self,
+        model: BaseChatModel,
+        tools: Sequence[BaseTool | Mapping[str, Any] | Callable[..., Any]] = (),
+        system_prompt: str = "",
+    ) -> Runnable[Any, dict[str, Any]]:
         """A node that asks a model, for a graph of one's own: `builder.add_node("model", learner.node(model, tools))`. What other nodes
         say is none of its actions.
 
@@ -143,8 +149,6 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         """
         from .model_node import model_node
 
-        check_value("node: model", model, Runnable)
-        check_value("node: tools", tools, Sequence)
         self.agent.bind("")
         self.agent.is_node = True
         return model_node(self, model, tools, system_prompt)

@@ -84,7 +84,7 @@ def read_reward(source: RewardSource, said: Any) -> tuple[float, str] | None:
     if isinstance(found, Mapping):
         text, found = str(found.get("comment") or ""), found.get("score")
     elif isinstance(found, tuple) and len(found) == 2:
-        found, text = found[0], str(found[1])
+        found, text = found[0], str(found[1] or "")
     if found is None:
         return None
     try:

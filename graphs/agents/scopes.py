@@ -33,7 +33,7 @@ from ...memory.display import short
 from ...memory.errors import UserError, plural
 from ...memory.records import Trajectory
 from ...memory.telemetry import memory_names, span
-from ...nodes.arguments import Amount, ArgumentCheck, Range, check_value
+from ...nodes.arguments import Amount, ArgumentCheck, Range, checks_arguments
 from ...nodes.retrieve.user_share import within_share
 from .agent_identity import AgentIdentity
 from .intake import Admitted, ImportReport, Intake, days_before, write_lift
@@ -235,6 +235,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         """True if all that a section was drawn from is still in the memory of a scope: here trajectories."""
         return memory.ids.issuperset(ids)
 
+    @checks_arguments
     def feedback(
         self,
         thread_id: ThreadId | None = None,
@@ -262,7 +263,6 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
                 nor text is given, or the source is none of `raters`.
         """
         labels, run = self._labels(scope, self.feedback), None if run_id is None else str(run_id)
-        check_value("feedback: text", text, str | None)
         if reward is None and not text:
             raise UserError("feedback: give a reward, a text, or both")
         self.check_source(source)
@@ -339,6 +339,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         """The worth of the memory of a scope and of each item in it, in reward, with 95 % intervals that hold whenever one looks."""
         return measure_lift(self._conversations(scope), self.method, self.plan.min_lift)
 
+    @checks_arguments
     def quarantine(self, thread_id: ThreadId, reason: str, digest: str = "", **scope: ScopeValue) -> None:
         """Learn nothing from a thread any more, and withdraw what was derived from it; `release` takes this back.
 
@@ -363,6 +364,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         """The threads of a scope that nothing is learned from, each with its reason."""
         return {one.id: one.reason for one in self._conversations(scope).open_quarantines()}
 
+    @checks_arguments
     def release(self, thread_id: ThreadId, **scope: ScopeValue) -> None:
         """Learn from a quarantined thread after all.
 
@@ -371,7 +373,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         """
         self._conversations(scope).release(str(thread_id))
 
-    def rank(self, threads: Sequence[str], **scope: ScopeValue) -> dict[str, float]:
+    @checks_arguments
+    def rank(self, threads: Sequence[ThreadId], **scope: ScopeValue) -> dict[str, float]:
         """Rate conversations by their order, the best first, where nobody can give numbers: the best earns 1, the last 0 (or the
         ends of `reward_range`).
 
@@ -385,15 +388,17 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         if len(threads) < 2 or len(set(threads)) < len(threads):
             raise UserError(f"a ranking has two conversations or more, each once; got {list(threads)}")
         low, high = self.rewards.range or (0.0, 1.0)
-        rewards = {one: high - place / (len(threads) - 1) * (high - low) for place, one in enumerate(threads)}
+        rewards = {str(one): high - place / (len(threads) - 1) * (high - low) for place, one in enumerate(threads)}
         for thread, reward in rewards.items():
             self.feedback(thread, reward=reward, source="ranking", **dict[str, Any](scope))
         return rewards
 
+    @checks_arguments
     def conversation(self, thread_id: ThreadId, **scope: ScopeValue) -> Conversation:
         """The recorded turns of a thread, with what the method did in each."""
         return self._conversations(scope).conversation(str(thread_id))
 
+    @checks_arguments
     def import_trajectories(self, path: Path | str, **scope: ScopeValue) -> int:
         """Take in rated conversations of a file, such as what another learner exported; returns the number of rated stretches learned.
 
@@ -403,6 +408,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         intake = Intake(self.screen, self.rewards, self.state_key, self.agent.listed, self._task, self.check_source, self.user)
         return self._take_in(self._labels(scope), intake.read_file(path))
 
+    @checks_arguments
     def import_conversations(
         self,
         source: ConversationSource,
@@ -428,7 +434,6 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             UserError: the source cannot be read, or takes no scores.
         """
         labels = self._labels(scope, self.import_conversations)
-        check_value("import_conversations: source", source, ConversationSource)
         place = (*labels, "imports")
         mark = self.agent.store.get(place, source.name) if source.name else None
         until = str(mark.value["until"]) if mark else ""
@@ -453,6 +458,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         """Close the store of a folder or a URL, which another learner may open then; one that the app gave stays open."""
         self.agent.close()
 
+    @checks_arguments
     def explain(self, thread_id: ThreadId, **scope: ScopeValue) -> str:
         """An account of a thread in words: what was recalled, added and chosen in each turn; long texts are cut."""
         lines, conversations = list[str](), self._conversations(scope)
@@ -478,6 +484,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             cached = f", and showed nothing of it, since the mode is observe{cached}"
         return [f"{entry['method']}: recalled {', '.join(recalled) if recalled else 'nothing'}{cached}", *entry.get("said", ())]
 
+    @checks_arguments
     def forget(self, threads: Sequence[ThreadId] | Literal["all"] = "all", **scope: ScopeValue) -> int:
         """Delete what is kept of these threads, or of all of the scope; returns the number of conversations deleted.
 
@@ -491,7 +498,6 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         """
         if threads == "all":
             return sum(self.forget_in(labels, None) for labels in self._reached(scope, self.forget))
-        check_value("forget: threads (for all of the scope leave it out, or say 'all')", threads, Sequence)
         return self.forget_in(self._labels(scope, self.forget), list(map(str, threads)))
 
     def forget_in(self, labels: tuple[str, ...], threads: Sequence[str] | None) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,7 +17,7 @@ class RecordedConversation:
 
     id: str
     """The thread's id."""
-    messages: tuple[BaseMessage, ...] = ()
+    messages: Sequence[BaseMessage] = ()
     reward: float | None = None
     """In the app's units; None: the record names none."""
     note: str = ""

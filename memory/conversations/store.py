@@ -427,7 +427,7 @@ class ConversationStore:
             rated = _find_turn(conversation, turn, run_id).id
             known = next((one for one in given if one.turn == rated), Rating(rated, None))
             said = known.text if known.source == source else known.text and f"{known.source}: {known.text}"
-            rating = Rating(rated, known.reward if reward is None else reward, clean_text(text) or said, source)
+            rating = Rating(rated, known.reward if reward is None else reward, clean_text(text) or said, clean_text(source))
             places = {one.id: n for n, one in enumerate(conversation.turns)}
             others = [one for one in given if one.turn != rated]
             ratings = tuple(sorted([*others, rating], key=lambda one: places.get(one.turn, -1)))
@@ -480,7 +480,7 @@ class ConversationStore:
             known = self.quarantines.get(thread)
             if known is not None and (not known.released or (digest and known.digest == digest)):
                 return False
-            self.quarantines.put([Quarantine(thread, reason, digest)])
+            self.quarantines.put([Quarantine(thread, clean_text(reason), clean_text(digest))])
             self._withdraw({thread})
             return True
 

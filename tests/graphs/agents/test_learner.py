@@ -95,6 +95,7 @@ def test_feedback_on_a_run_is_about_the_turn_that_it_ended() -> None:
     [
         ({}, "give a reward, a text, or both"),
         ({"text": 5}, "feedback: text is a text or None; got 5"),
+        ({"reward": 1.0, "source": None}, "feedback: source is a text; got None"),
         ({"reward": 1.0, "user": "x"}, "the scope of this agent has tenant; got user"),
         ({"reward": 1.0, "run_id": "nowhere"}, "conversation 'a' has no run 'nowhere'"),
     ],
@@ -107,6 +108,29 @@ def test_feedback_that_means_nothing_is_refused(arguments: dict[str, Any], says:
     with pytest.raises(UserError, match="none is recorded in agents/agent/tenant=acme"):
         learner.feedback("unknown", reward=1.0, tenant="acme")
     assert rated(learner) == {}
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "says"),
+    [
+        ("feedback", ("a", 1.0), "too many positional arguments; it takes thread_id=, reward=, text=, run_id=, source="),
+        ("quarantine", ("a", None), "reason is a text; got None"),
+        ("quarantine", ("a",), "missing a required argument: 'reason'"),
+        ("quarantine", ("a", "why", 3), "digest is a text; got 3"),
+        ("release", (b"a",), "thread_id is a text or a whole number or a UUID; got b'a'"),
+        ("rank", (["a", None],), "threads is a sequence, each of it a text or a whole number or a UUID; got"),
+        ("import_trajectories", (3,), "path is a path or a text; got 3"),
+        ("import_conversations", ("t.jsonl",), "source is a ConversationSource; got"),
+    ],
+)
+def test_what_could_not_be_read_again_is_not_kept(method: str, arguments: Any, says: str) -> None:
+    agent, learner = make(InMemoryStore())
+    ask(agent, "a")
+    with pytest.raises(UserError, match=f"{method}: {says}"):
+        getattr(learner, method)(*arguments, tenant="acme")
+    learner.quarantine("a", "half \ud800", tenant="acme")
+    (row,) = learner.export(tenant="acme")
+    assert row["quarantine"]["reason"] == "half �"
 
 
 def test_feedback_reaches_a_learner_of_another_process(tmp_path: Path) -> None:
@@ -427,8 +451,8 @@ def test_all_is_forgotten_where_that_is_asked_for_and_a_none_is_no_such_question
     agent, learner = make(InMemoryStore())
     for n, thread in enumerate("ab"):
         ask(agent, thread, n)
-    to_all = r"for all of the scope leave it out, or say 'all'\) is a sequence"
-    for wrong, says in ((None, f"{to_all}; got None"), ("b", rf"{to_all}, such as \['b'\]"), (5, f"{to_all}; got 5")):
+    to_all = "forget: threads is a sequence.* or 'all'; got"
+    for wrong, says in ((None, f"{to_all} None"), ("b", rf"{to_all} 'b'"), (5, f"{to_all} 5")):
         for forget in (learner.forget, lambda *given, **scope: asyncio.run(learner.aforget(*given, **scope))):
             with pytest.raises(UserError, match=says):
                 forget(wrong, tenant="acme")

@@ -165,6 +165,7 @@ class Talk(TypedDict):
     [
         (("gpt",), MessagesState, "node: model is a chat model .*; got 'gpt'"),
         ((desk.HeedfulClerk(), desk.resolve), MessagesState, "node: tools is a sequence; got"),
+        ((desk.HeedfulClerk(), [3]), MessagesState, "node: tools is a sequence, each of it .* a function; got \\[3\\]"),
         ((desk.HeedfulClerk(),), Talk, "a state has `messages`, as MessagesState; this one has talk"),
         ((FakeListChatModel(responses=["Hello."]),), MessagesState, ""),
     ],
