@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 82_110, "tests": 67_640}
+LINES: Mapping[str, int] = {"source": 82_150, "tests": 67_640}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_209,
@@ -33,7 +33,7 @@ ROOMS: Mapping[str, int] = {
     "memory/returns": 1_061,
     "memory/search": 1_515,
     "memory/storage": 2_975,
-    "nodes": 2_845,
+    "nodes": 2_865,
     "nodes/act": 1_939,
     "nodes/evaluate": 884,
     "nodes/extract": 2_066,
