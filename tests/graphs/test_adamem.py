@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import Field
+from scripted_chat import SayingChat
 
 from learngraph.graphs import adamem
 from learngraph.graphs.adamem import AdaMEM
@@ -35,7 +34,7 @@ PICTURES = Path(__file__).parents[1] / "pictures"
 ADVICE = "Think of the colour. Then go on."
 
 
-class Chat(BaseChatModel):
+class Chat(SayingChat):
     """Scripted: answers by what is asked for; every prompt is kept."""
 
     vote: Callable[[int], str] = lambda n: "no"
@@ -44,11 +43,7 @@ class Chat(BaseChatModel):
     asked: list[tuple[str, str]] = Field(default_factory=list)
     """(what was asked: consider, reconsider, act or strategy; the user part of the prompt)."""
 
-    @property
-    def _llm_type(self) -> str:
-        return "scripted"
-
-    def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **more: Any) -> ChatResult:
+    def say(self, messages: list[BaseMessage], **options: Any) -> str:
         user = str(messages[-1].content)
         mark = re.search(r"^(Memory|Refresh): yes or no$", user, re.MULTILINE)
         tag = re.search(r"<(request_memory|refresh_decision)>", user)
@@ -67,7 +62,7 @@ class Chat(BaseChatModel):
             if "<action>" in user:
                 reply = f"<think>Hm.</think><action>{action}</action>" + (f"<{tag[1]}>{said}</{tag[1]}>" if tag else "")
         self.asked.append((kind, user))
-        return ChatResult(generations=[ChatGeneration(message=AIMessage(reply))])
+        return reply
 
     def kinds(self) -> list[str]:
         return [kind for kind, _ in self.asked]

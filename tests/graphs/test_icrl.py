@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from langchain_core.outputs import ChatResult
+from langchain_core.messages import AIMessage, BaseMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from scripted_chat import ScriptedChat
 
@@ -396,11 +396,8 @@ def test_a_judge_that_gives_no_numbers_is_an_error_in_words(rewards: list[Any]) 
 
 def test_a_server_that_counts_nothing_does_not_make_a_budget_endless() -> None:
     class Silent(ScriptedChat):
-        def _generate(self, *args: Any, **kwargs: Any) -> ChatResult:
-            result = super()._generate(*args, **kwargs)
-            message: Any = result.generations[0].message
-            message.usage_metadata = None
-            return result
+        def say(self, messages: list[BaseMessage], **options: Any) -> AIMessage:
+            return AIMessage(super().say(messages, **options).text)
 
     out = play(icrl.build(answering(Silent(replies=["4\n5"]))), 50, tokens=2000)
     assert 1 < len(out["scores"]) < 20

@@ -7,8 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from langchain_core.messages import BaseMessage
-from langchain_core.outputs import ChatResult
+from langchain_core.messages import AIMessage, BaseMessage
 from langgraph.checkpoint.memory import InMemorySaver
 
 from learngraph.graphs import jitrl
@@ -53,7 +52,7 @@ class Writer(ScriptedChat):
     scores: tuple[float, float]
     replies: list[str] = []  # noqa: RUF012  # pydantic copies it
 
-    def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+    def say(self, messages: list[BaseMessage], **options: Any) -> AIMessage:
         system, asked = str(messages[0].content), str(messages[-1].content)
         if "sum up" in system:
             room = "hall, door; go" if asked.rstrip().count("A vault.") == 0 else "vault; take"
@@ -64,7 +63,7 @@ class Writer(ScriptedChat):
         else:
             reply = options(take=100) if "- take" in asked else self.in_hall.pop(0)
         self.replies = [reply]
-        return super()._generate(messages, stop, run_manager, **kwargs)
+        return super().say(messages, **options)
 
 
 def play(

@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import Field
+from scripted_chat import SayingChat, counted
 from waiting import let_others_run, wait_at_random, wait_until
 
 from learngraph.graphs import training_free_grpo
@@ -124,7 +123,7 @@ KINDS = {
 }
 
 
-class Chat(BaseChatModel):
+class Chat(SayingChat):
     """Answers right where the lesson is shown, else by luck that the seed of the call decides."""
 
     seed: int | None = None
@@ -143,14 +142,10 @@ class Chat(BaseChatModel):
     asked: list[tuple[str, str, int | None]] = Field(default_factory=list)
     """(kind, all of the prompt, seed)."""
 
-    @property
-    def _llm_type(self) -> str:
-        return "scripted"
-
     def kinds(self) -> Counter[str]:
         return Counter(kind for kind, _, _ in self.asked)
 
-    def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **more: Any) -> ChatResult:
+    def say(self, messages: list[BaseMessage], **more: Any) -> AIMessage:
         told = "\n".join(str(message.content) for message in messages)
         kind = next(kind for mark, kind in KINDS.items() if mark in told)
         if len(self.asked) >= self.stop_at:
@@ -160,8 +155,7 @@ class Chat(BaseChatModel):
         if self.delay:
             wait_at_random(random.Random(len(self.asked)), self.delay)
         reply = "I have no idea." if kind in self.mangled else getattr(self, f"_{kind}")(told, draw)
-        usage: Any = {"input_tokens": 100, "output_tokens": 10, "total_tokens": 110}
-        return ChatResult(generations=[ChatGeneration(message=AIMessage(reply, usage_metadata=usage))])
+        return counted(reply, 100, 10)
 
     def _act(self, told: str, draw: random.Random) -> str:
         word = re.findall(r"secret of (\w+)", told)[-1]
@@ -932,10 +926,9 @@ def test_without_ground_truth_the_agent_itself_is_not_told_what_the_world_pays(t
     task, gold = toy.task(0), toy.gold(toy.task(0))
 
     class Acts(Chat):
-        def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **more: Any) -> ChatResult:
+        def say(self, messages: list[BaseMessage], **more: Any) -> AIMessage:
             told.append("\n".join(str(message.content) for message in messages))
-            reply = f"Thought: on.\nAction: {gold[(len(told) - 1) % len(gold)]}"
-            return ChatResult(generations=[ChatGeneration(message=AIMessage(reply))])
+            return AIMessage(f"Thought: on.\nAction: {gold[(len(told) - 1) % len(gold)]}")
 
     versions.put("r/0", Library())
     settings = TrainingFreeGRPO(truth=truth, accept="always")
@@ -1004,7 +997,7 @@ async def test_e10_a_spent_budget_cancels_nothing_that_is_paid_for() -> None:
     class Slow(Chat):
         heard: int = 0
 
-        async def _agenerate(self, messages: Any, stop: Any = None, run_manager: Any = None, **more: Any) -> ChatResult:
+        async def _agenerate(self, messages: Any, stop: Any = None, run_manager: Any = None, **more: Any) -> Any:
             found = self._generate(messages, stop, run_manager, **more)
             for _ in range(1 + len(self.asked) * 7 % 5):
                 await asyncio.sleep(0)
@@ -1204,10 +1197,10 @@ def test_stopped_at_any_call_a_run_ends_as_if_nothing_had_happened_and_pays_for_
 class Fatal(Chat):
     """Ends the process at a call."""
 
-    def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **more: Any) -> ChatResult:
+    def say(self, messages: list[BaseMessage], **more: Any) -> AIMessage:
         if len(self.asked) >= self.stop_at:
             raise Killed
-        return super()._generate(messages, stop, run_manager, **more)
+        return super().say(messages, **more)
 
 
 class Killed(BaseException):

@@ -7,10 +7,9 @@ from functools import cache
 from typing import Any
 
 import pytest
-from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.messages import BaseMessage
 from pydantic import Field
+from scripted_chat import SayingChat
 from worlds_here import needs
 
 from learngraph.graphs.arms import make_arm
@@ -37,18 +36,14 @@ UNREWARDED = ("self-refine", "icrl?rewards=zero", "icrl?rewards=none")
 """Methods that are told no rewards, without any judge."""
 
 
-class Player(BaseChatModel):
+class Player(SayingChat):
     """Plays these replies in turn, and answers everything else that it is asked."""
 
     replies: tuple[str, ...]
     asked: list[str] = Field(default_factory=list)
     played: int = 0
 
-    @property
-    def _llm_type(self) -> str:
-        return "player"
-
-    def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+    def say(self, messages: list[BaseMessage], **options: Any) -> str:
         system, text = messages[0].text, "\n".join(message.text for message in messages)
         self.asked.append(text)
         if system.startswith(("You act", "You solve")):
@@ -63,7 +58,7 @@ class Player(BaseChatModel):
             reply = '{"score": 3, "success": false}'
         else:
             reply = "Plan: do better.\nFeedback: look again.\nWorkflows:\n# Way (here):\n1. go: go\n"
-        return ChatResult(generations=[ChatGeneration(message=AIMessage(reply))])
+        return reply
 
 
 @cache

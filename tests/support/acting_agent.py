@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.messages import BaseMessage
 from pydantic import Field
+from scripted_chat import SayingChat
 
 
-class ActingAgent(BaseChatModel):
+class ActingAgent(SayingChat):
     """Acts and writes as two functions say, and keeps what it was asked."""
 
     act: Callable[[str], str]
@@ -25,18 +24,12 @@ class ActingAgent(BaseChatModel):
     fails_at: int = -1
     """The question that asks for no action at which the process dies."""
 
-    @property
-    def _llm_type(self) -> str:
-        return "agent"
-
-    def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+    def say(self, messages: list[BaseMessage], **options: Any) -> str:
         asked = "\n".join(str(message.text) for message in messages)
         if "You act to finish" in asked:
             self.acted.append(asked)
-            reply = f"Action: {self.act(asked)}"
-        else:
-            self.wrote.append(asked)
-            if len(self.wrote) - 1 == self.fails_at:
-                raise RuntimeError("the process was killed")
-            reply = self.write(len(self.wrote) - 1)
-        return ChatResult(generations=[ChatGeneration(message=AIMessage(reply))])
+            return f"Action: {self.act(asked)}"
+        self.wrote.append(asked)
+        if len(self.wrote) - 1 == self.fails_at:
+            raise RuntimeError("the process was killed")
+        return self.write(len(self.wrote) - 1)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import BaseTool
 from pydantic import Field
+from scripted_chat import SayingChat
 
 
-class ScriptedCalls(BaseChatModel):
+class ScriptedCalls(SayingChat):
     """Makes one call a reply, in order, from (name, arguments) pairs; at None, and at the end, it says `text` instead."""
 
     calls: list[tuple[str, dict[str, Any]] | None]
@@ -22,18 +21,13 @@ class ScriptedCalls(BaseChatModel):
     system: list[str] = Field(default_factory=list)
     """System messages that it read."""
 
-    @property
-    def _llm_type(self) -> str:
-        return "scripted"
-
     def bind_tools(self, tools: Sequence[BaseTool], **kwargs: Any) -> Any:
         self.shown.append(" ".join(tool.name for tool in tools))
         return self
 
-    def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+    def say(self, messages: list[BaseMessage], **options: Any) -> AIMessage:
         self.system += [message.text for message in messages if message.type == "system"]
         call = self.calls.pop(0) if self.calls else None
-        reply = AIMessage(self.text)
-        if call is not None:
-            reply = AIMessage("", tool_calls=[{"name": call[0], "args": call[1], "id": f"call-{len(messages)}"}])
-        return ChatResult(generations=[ChatGeneration(message=reply)])
+        if call is None:
+            return AIMessage(self.text)
+        return AIMessage("", tool_calls=[{"name": call[0], "args": call[1], "id": f"call-{len(messages)}"}])

@@ -1,4 +1,4 @@
-"""A chat model that says given things in turn, and keeps what it was asked."""
+"""Chat models of tests: one whose replies a subclass writes, and one that says given things in turn."""
 
 from __future__ import annotations
 
@@ -10,21 +10,35 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from pydantic import Field
 
 
-class ScriptedChat(BaseChatModel):
-    """Says the replies one after another, and begins anew after the last."""
+def counted(text: str, read: int = 10, written: int = 5) -> AIMessage:
+    """A reply with its tokens."""
+    return AIMessage(text, usage_metadata={"input_tokens": read, "output_tokens": written, "total_tokens": read + written})
 
-    replies: list[str]
-    asked: list[list[BaseMessage]] = Field(default_factory=list)
+
+class SayingChat(BaseChatModel):
+    """Replies what its `say` makes of the messages and of the call's options."""
 
     @property
     def _llm_type(self) -> str:
         return "scripted"
 
-    def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+    def say(self, messages: list[BaseMessage], **options: Any) -> str | AIMessage:
+        raise NotImplementedError
+
+    def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **options: Any) -> ChatResult:
+        said = self.say(messages, **options)
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(said) if isinstance(said, str) else said)])
+
+
+class ScriptedChat(SayingChat):
+    """Says the replies one after another, and begins anew after the last; keeps what it was asked."""
+
+    replies: list[str]
+    asked: list[list[BaseMessage]] = Field(default_factory=list)
+
+    def say(self, messages: list[BaseMessage], **options: Any) -> AIMessage:
         self.asked.append(list(messages))
-        reply = self.replies[(len(self.asked) - 1) % len(self.replies)]
-        usage: Any = {"input_tokens": 10, "output_tokens": 5, "total_tokens": 15}
-        return ChatResult(generations=[ChatGeneration(message=AIMessage(reply, usage_metadata=usage))])
+        return counted(self.replies[(len(self.asked) - 1) % len(self.replies)])
 
     def prompt(self, n: int) -> str:
         """The text of the last message of request n, from 0."""

@@ -13,12 +13,11 @@ from random import Random
 from typing import Any
 
 from langchain.agents import create_agent
-from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import GraphRecursionError
 from pydantic import PrivateAttr
+from scripted_chat import SayingChat
 
 from learngraph.memory.conversations.messages import call_text, read_call
 from learngraph.memory.records import Task
@@ -31,7 +30,7 @@ MOST_CALLS = 60
 """Calls of an agent in a ticket; one that makes more has run into a loop."""
 
 
-class Expert(BaseChatModel):
+class Expert(SayingChat):
     """Makes the calls of a plan that it has not made yet, in order.
 
     Args:
@@ -45,15 +44,11 @@ class Expert(BaseChatModel):
     seed: str = ""
     _replies: Any = PrivateAttr(default_factory=lambda: itertools.count())
 
-    @property
-    def _llm_type(self) -> str:
-        return "scripted-expert"
-
     def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> Any:
         """The expert, who knows the tools already."""
         return self
 
-    def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+    def say(self, messages: list[BaseMessage], **options: Any) -> AIMessage:
         made = [
             call_text({"name": c["name"], "args": c["args"]})
             for m in messages
@@ -66,8 +61,7 @@ class Expert(BaseChatModel):
         if random.random() < self.error:
             action = random.choice(WRONG)
         name, arguments = read_call(action)
-        reply = AIMessage("", tool_calls=[{"name": name, "args": arguments, "id": f"call-{self.seed}-{number}"}])
-        return ChatResult(generations=[ChatGeneration(message=reply)])
+        return AIMessage("", tool_calls=[{"name": name, "args": arguments, "id": f"call-{self.seed}-{number}"}])
 
 
 def expert_plan(world: TauBench, task: Task) -> tuple[str, ...]:

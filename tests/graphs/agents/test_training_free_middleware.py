@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
-from langchain_core.callbacks import CallbackManagerForLLMRun
-from langchain_core.language_models import BaseChatModel, FakeMessagesListChatModel
+from langchain_core.language_models import FakeMessagesListChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import Runnable
 from langchain_core.tools import tool
+from scripted_chat import SayingChat
 
 from learngraph.graphs.agents.training_free_grpo import TrainingFreeGRPOMiddleware
 from learngraph.memory.lessons.library import Library, LibraryError
@@ -27,29 +26,19 @@ LESSONS = Library((Lesson("L0", "Boil the water first"), Lesson("L3", "Count the
 PROMPT = Prompt.load("training_free_grpo/lessons")
 
 
-class Scripted(BaseChatModel):
+class Scripted(SayingChat):
     """Uses the tool once, then answers; writes down what it was shown."""
 
     seen: list[list[BaseMessage]] = []  # noqa: RUF012 (pydantic copies it)
 
-    @property
-    def _llm_type(self) -> str:
-        return "scripted"
-
     def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> Runnable[Any, AIMessage]:
         return self
 
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
+    def say(self, messages: list[BaseMessage], **options: Any) -> AIMessage:
         self.seen.append(messages)
         used = any(message.type == "tool" for message in messages)
         calls = [] if used else [{"name": "add", "args": {"a": 1, "b": 2}, "id": "1"}]
-        return ChatResult(generations=[ChatGeneration(message=AIMessage("3" if used else "", tool_calls=calls))])
+        return AIMessage("3" if used else "", tool_calls=calls)
 
 
 @tool

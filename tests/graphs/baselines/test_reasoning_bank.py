@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 from pydantic import Field
+from scripted_chat import SayingChat, counted
 
 from learngraph.graphs.baselines import react, reasoning_bank
 from learngraph.graphs.baselines.reasoning_bank import ReasoningBank, open_lessons
@@ -44,7 +43,7 @@ TASK = TOY.task(3)
 WALKED = [replay_actions(KeywordKeep(), TASK, KeywordKeep().gold(TASK), run="gold", episode=n) for n in range(3)]
 
 
-class Chat(BaseChatModel):
+class Chat(SayingChat):
     """Takes an action that is listed; writes an item with a number when it is asked about attempts; keeps what it was asked."""
 
     asked: list[list[BaseMessage]] = Field(default_factory=list)
@@ -54,10 +53,6 @@ class Chat(BaseChatModel):
     dies_at: int = -1
     varied: bool = False
     """Whether it acts differently when it is asked the same again."""
-
-    @property
-    def _llm_type(self) -> str:
-        return "scripted"
 
     def about(self, word: str) -> list[str]:
         """What it was asked with this word in the system message."""
@@ -71,7 +66,7 @@ class Chat(BaseChatModel):
     def actions(self) -> list[str]:
         return self.about("You act to finish")
 
-    def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+    def say(self, messages: list[BaseMessage], **options: Any) -> AIMessage:
         if len(self.asked) == self.dies_at:
             raise RuntimeError("the process was killed")
         self.asked.append(list(messages))
@@ -84,8 +79,7 @@ class Chat(BaseChatModel):
         else:
             options = [line[2:] for line in user.partition("exact words:")[2].splitlines() if line.startswith("- ")]
             reply = f"hm.\nAction: {random.Random(f'{user}{len(self.asked) * self.varied}').choice(options)}"
-        usage: Any = {"input_tokens": 10, "output_tokens": 5, "total_tokens": 15}
-        return ChatResult(generations=[ChatGeneration(message=AIMessage(reply, usage_metadata=usage))])
+        return counted(reply)
 
 
 def items(*contents: str) -> str:
@@ -322,9 +316,9 @@ def test_killed_and_resumed_the_prompts_are_the_same(dies_at: int) -> None:
     class Echo(Chat):
         """What it writes depends on what it is asked, not on how often."""
 
-        def _generate(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> ChatResult:
+        def say(self, messages: list[BaseMessage], **options: Any) -> AIMessage:
             self.written = [items(f"{random.Random(str(messages[1].text)).random():.3f}")]
-            return super()._generate(messages, *args, **kwargs)
+            return super().say(messages, **options)
 
     whole, first, second = Echo(), Echo(dies_at=dies_at), Echo()
     play(whole, 3, records=records(InMemoryStore()))

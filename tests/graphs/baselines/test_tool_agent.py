@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.outputs import ChatResult
 from langchain_core.tools import BaseTool, StructuredTool, ToolException
 from langgraph.checkpoint.memory import InMemorySaver
 from openai_server import OpenAIServer
 from processes import children
 from pydantic import PrivateAttr
+from scripted_chat import SayingChat
 from waiting import let_others_run, until
 
 from learngraph.graphs.baselines import tool_agent
@@ -70,26 +70,22 @@ Reply = AIMessage | BaseException
 Script = Callable[[list[BaseMessage]], Reply]
 
 
-class Scripted(BaseChatModel):
+class Scripted(SayingChat):
     """Says what a function makes of the messages; notes what it was asked, and which tools and options were bound."""
 
     script: Any
     _asked: list[tuple[list[BaseMessage], dict[str, Any]]] = PrivateAttr(default_factory=list)
 
-    @property
-    def _llm_type(self) -> str:
-        return "scripted"
-
     def bind_tools(self, tools: Sequence[Any], *, tool_choice: Any = None, **options: Any) -> Any:
         chosen = {} if tool_choice is None else {"tool_choice": tool_choice}
         return self.bind(tools=[tool.name for tool in tools], **chosen, **options)
 
-    def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **options: Any) -> ChatResult:
+    def say(self, messages: list[BaseMessage], **options: Any) -> AIMessage:
         self._asked.append((list(messages), options))
         said = self.script(list(messages))
         if isinstance(said, BaseException):
             raise said
-        return ChatResult(generations=[ChatGeneration(message=said)])
+        return said
 
     async def _agenerate(
         self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **options: Any

@@ -12,9 +12,8 @@ from typing import Any, ClassVar
 
 import pytest
 from in_process import draw_pictures, play_in_process
-from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
+from scripted_chat import SayingChat, counted
 
 from learngraph.graphs.arms import make_arm
 from learngraph.graphs.cli.main import main
@@ -38,20 +37,11 @@ SMALL = "--problems 3 --held-out 2 --epochs 2 --group-size 3 --test-problems 3 -
 ARMS = [f"{METHOD}?arm=empty", f"{METHOD}?arm=shuffled", f"{METHOD}?arm=random"]
 
 
-def told(text: str, read: int, written: int) -> ChatResult:
-    usage: Any = {"input_tokens": read, "output_tokens": written, "total_tokens": read + written}
-    return ChatResult(generations=[ChatGeneration(message=AIMessage(text, usage_metadata=usage))])
-
-
-class Obeys(BaseChatModel):
+class Obeys(SayingChat):
     """In the toy world: does what a lesson says of the place it stands at, else anything; learns which actions were paid."""
 
     window: ClassVar[int] = 100_000
     asked: ClassVar[list[str]] = []
-
-    @property
-    def _llm_type(self) -> str:
-        return "obeys"
 
     def get_num_tokens(self, text: str) -> int:
         return len(text) // 4
@@ -61,32 +51,28 @@ class Obeys(BaseChatModel):
         place = shown.splitlines()[-1]
         return [0.0 if f"- {place} {option}\n" in shown else -4.0 for option in options]
 
-    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+    def say(self, messages: list[BaseMessage], **options: Any) -> AIMessage:
         shown = str(messages[-1].content)
         self.asked.append(shown)
         paid = re.findall(r"^(.+)\n> (.+)\n= [12]$", shown, re.MULTILINE)
-        return told(". ".join(dict.fromkeys(f"{place} {action}" for place, action in paid)), 100, 10)
+        return counted(". ".join(dict.fromkeys(f"{place} {action}" for place, action in paid)), 100, 10)
 
 
 LESSON = "When two numbers are added, carry what is above ten."
 
 
-class Adds(BaseChatModel):
+class Adds(SayingChat):
     """In a world of sums: right if a lesson says how, else as its seed has it; as a critic it writes that lesson."""
 
     asked: ClassVar[Counter[str]] = Counter()
     temperature: float = 0.0
     seed: int | None = None
 
-    @property
-    def _llm_type(self) -> str:
-        return "adds"
-
-    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+    def say(self, messages: list[BaseMessage], **options: Any) -> AIMessage:
         system, shown = str(messages[0].content), str(messages[-1].content)
-        stage, reply = self._said(system, shown, "\n".join(str(m.content) for m in messages), kwargs.get("seed", 0))
+        stage, reply = self._said(system, shown, "\n".join(str(m.content) for m in messages), options.get("seed", 0))
         self.asked[stage] += 1
-        return told(reply, 1000, 100)
+        return counted(reply, 1000, 100)
 
     def _said(self, system: str, shown: str, everything: str, seed: int) -> tuple[str, str]:
         if "You study how an agent works" in system:
@@ -340,15 +326,15 @@ def test_rollouts_call_tools_of_their_own(
         def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> Any:
             return self.bind(tools=[tool.name for tool in tools], **kwargs)
 
-        def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+        def say(self, messages: list[BaseMessage], **options: Any) -> AIMessage:
             everything = "\n".join(str(message.content) for message in messages)
-            if not kwargs.get("tools") or LESSON not in everything:
-                return super()._generate(messages, **kwargs)
+            if not options.get("tools") or LESSON not in everything:
+                return super().say(messages, **options)
             if outputs := [message for message in messages if message.type == "tool"]:  # how many turns are left may follow
-                return told(rf"So it is \boxed{{{str(outputs[-1].content).strip()}}}.", 10, 1)
+                return counted(rf"So it is \boxed{{{str(outputs[-1].content).strip()}}}.", 10, 1)
             a, b = re.findall(r"What is (\d+) \+ (\d+)\?", everything)[-1]
-            call: Any = {"name": kwargs["tools"][0], "args": {"code": f"print({a} + {b})"}, "id": "call"}
-            return ChatResult(generations=[ChatGeneration(message=AIMessage("", tool_calls=[call]))])
+            call: Any = {"name": options["tools"][0], "args": {"code": f"print({a} + {b})"}, "id": "call"}
+            return AIMessage("", tool_calls=[call])
 
     monkeypatch.setattr(models, "open_model", lambda spec, **settings: Calls(temperature=settings["temperature"] or 0.0))
     flags = "--tools python --seeds 1 --problems 2 --held-out 1 --test-problems 2 --test-rollouts 1 --accept always"
@@ -378,19 +364,19 @@ def test_questions_are_answered_by_searching_and_reading(
                 return super()._said(system, shown, everything, seed)
             return "rollout", f"<answer>{asked.answer if seed % 3 == 0 else 'Atlantis'}</answer>"
 
-        def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+        def say(self, messages: list[BaseMessage], **options: Any) -> AIMessage:
             everything = "\n".join(str(message.content) for message in messages)
-            if not kwargs.get("tools") or LESSON not in everything:
-                return super()._generate(messages, **kwargs)
+            if not options.get("tools") or LESSON not in everything:
+                return super().say(messages, **options)
             question = next(one for text, one in known.items() if text in everything)
             seen = [str(message.content) for message in messages if message.type == "tool"]
             steps = [("search", {"query": question.text}), *(("read_page", {"address": title}) for title in question.titles)]
             if len(seen) == len(steps):
                 found = question.answer in ("yes", "no") or any(question.answer in text for text in seen)
-                return told(f"<answer>{question.answer if found else 'unknown'}</answer>", 10, 1)
+                return counted(f"<answer>{question.answer if found else 'unknown'}</answer>", 10, 1)
             name, arguments = steps[len(seen)]
             call: Any = {"name": name, "args": arguments, "id": f"call{len(seen)}"}
-            return ChatResult(generations=[ChatGeneration(message=AIMessage("", tool_calls=[call]))])
+            return AIMessage("", tool_calls=[call])
 
     monkeypatch.setattr(models, "open_model", lambda spec, **settings: Seeks(temperature=settings["temperature"] or 0.0))
     flags = "--env questions --model openai:adds --tools search,page --seeds 1 --problems 3 --held-out 1 --test-problems 4"

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from langchain_core.embeddings import Embeddings
-from langchain_core.messages import BaseMessage
-from langchain_core.outputs import ChatResult
+from langchain_core.messages import AIMessage, BaseMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import Field
 
@@ -117,9 +116,9 @@ class Answers(ScriptedChat):
     def reply(self, messages: list[BaseMessage]) -> str:
         return reply_to(messages)
 
-    def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+    def say(self, messages: list[BaseMessage], **options: Any) -> AIMessage:
         self.replies = [self.reply(messages)]
-        return super()._generate(messages, stop, run_manager, **kwargs)
+        return super().say(messages, **options)
 
 
 @pytest.mark.parametrize("judged", [False, True], ids=["the world's judge", "a model's judge"])
