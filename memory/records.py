@@ -456,6 +456,11 @@ class Usage:
     def __add__(self, other: Usage) -> Usage:
         return Usage(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
 
+    @property
+    def tokens(self) -> int:
+        """The tokens read and written."""
+        return self.input_tokens + self.output_tokens
+
     @classmethod
     def from_reply(cls, reply: Any) -> Usage:
         """The usage of one reply (a LangChain `AIMessage`), from its usage metadata."""

@@ -120,7 +120,7 @@ class SpendingLimit:
             return
         spent = self.cache.usage_by_stage()
         usage, cost = sum(spent.values(), Usage()), self._cost(spent)
-        tokens = usage.input_tokens + usage.output_tokens
+        tokens = usage.tokens
         if self.max_dollars is not None and cost >= self.max_dollars:
             limit = f"${self.max_dollars:g}"
         elif self.max_tokens is not None and tokens >= self.max_tokens:

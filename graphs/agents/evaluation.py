@@ -146,7 +146,7 @@ class LearningReport:
                     lead=mean(leads),
                     lead_ci=interval(leads),
                     harmed=tuple(harmed),
-                    tokens=mean([float(one.usage.input_tokens + one.usage.output_tokens) for one in mine]),
+                    tokens=mean([float(one.usage.tokens) for one in mine]),
                     cached=sum(one.cached for one in mine) / max(1, sum(one.sent for one in mine)),
                     seconds=mean([one.seconds for one in mine]),
                     failures=sum(bool(one.failure) for one in mine),

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from ...memory.records import Usage
 from ...nodes.cached_model import Prices
 from ...nodes.evaluate.statistics import Interval, interval, mean
 from .results import SeedResult, final_count, last_episodes
@@ -40,8 +39,7 @@ class Metric:
 
 def dollars(run: SeedResult, prices: Prices) -> float | None:
     """The dollars that a run's calls cost; None without a price."""
-    usage = Usage(run.calls, run.input_tokens, run.output_tokens)
-    return prices.cost(usage) if prices.input or prices.output else None
+    return prices.cost(run.usage) if prices.input or prices.output else None
 
 
 def _success(run: SeedResult, _: Prices) -> float | None:
@@ -154,7 +152,7 @@ METRICS: Mapping[str, Metric] = {
         about="Strategies written per episode.",
     ),
     "malformed": Metric(
-        "unreadable decisions", lambda run, _: run.malformed or None, ",.0f", about="Yes-or-no decisions taken as no."
+        "unreadable decisions", lambda run, _: run.usage.malformed or None, ",.0f", about="Yes-or-no decisions taken as no."
     ),
     "steps-to-success": Metric(
         "steps to success",
@@ -171,7 +169,7 @@ METRICS: Mapping[str, Metric] = {
     ),
     "calls": Metric(
         "calls/run",
-        lambda run, _: run.calls or None,
+        lambda run, _: run.usage.calls or None,
         ",.0f",
         about="Calls of the model, with those of attempts that were not finished.",
     ),

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from ...memory.display import short
 from ...memory.errors import plural
+from ...memory.records import Usage
 from ...nodes.cached_model import Prices
 from ...nodes.evaluate.judge import NO_REWARDS_REASON
 from .measures import dollars
-from .results import SeedResult, optimum_name
+from .results import SeedResult, optimum_name, total_usage
 from .tables import ResultTable
 
 __all__ = []
@@ -30,21 +31,22 @@ def table_notes(table: ResultTable, *, costs: bool = False) -> list[str]:
 def unusable_warnings(arms: Arms) -> list[str]:
     """One line for each method at least half of whose replies could not be used: its scores are the server's and not its own."""
     return [
-        f"{arm} could not use {unreadable:,} of {calls:,} replies{_causes(arms[arm])}, so its scores say little about it; "
+        f"{arm} could not use {usage.unreadable:,} of {usage.calls:,} replies{_causes(usage)}, so its scores say little about it; "
         "another model would do, or, where replies are cut off, more tokens for them (--max-tokens)"
-        for arm, unreadable, calls in _unreadable(arms)
-        if unreadable and unreadable >= 0.5 * calls
+        for arm, usage in _usages(arms)
+        if usage.unreadable and usage.unreadable >= 0.5 * usage.calls
     ]
 
 
-def _unreadable(arms: Arms) -> list[tuple[str, int, int]]:
-    return [(arm, sum(run.unreadable for run in runs), sum(run.calls for run in runs)) for arm, runs in arms.items()]
+def _usages(arms: Arms) -> list[tuple[str, Usage]]:
+    return [(arm, total_usage(runs)) for arm, runs in arms.items()]
 
 
-def _causes(runs: Sequence[SeedResult]) -> str:
+def _causes(usage: Usage) -> str:
     """Why replies could not be used, as far as their server says so: ` (12 refused, 3 cut off)`."""
-    counts = sum((Counter(run.causes) for run in runs), Counter())
-    return f" ({', '.join(f'{count:,} {cause}' for cause, count in counts.items())})" if counts else ""
+    counts = {"refused": usage.refused, "filtered": usage.filtered, "cut off": usage.cut_off}
+    said = ", ".join(f"{count:,} {cause}" for cause, count in counts.items() if count)
+    return said and f" ({said})"
 
 
 def _exceeded(arms: Arms) -> list[str]:
@@ -60,9 +62,9 @@ def _exceeded(arms: Arms) -> list[str]:
 def _bank_costs(arms: Arms) -> list[str]:
     """One line for each method that read a bank: what that cost, which the table leaves out."""
     return [
-        f"{arm}: reading its bank before the first attempt took {studied / len(runs):,.0f} tokens a seed, which the table leaves out"
-        for arm, runs in arms.items()
-        if (studied := sum(run.studied for run in runs))
+        f"{arm}: reading its bank before the first attempt took {usage.studied / len(arms[arm]):,.0f} tokens a seed, which the table leaves out"
+        for arm, usage in _usages(arms)
+        if usage.studied
     ]
 
 
@@ -98,11 +100,10 @@ def _empty_look_ups(arms: Arms) -> list[str]:
 def _unusable_replies(arms: Arms) -> list[str]:
     """One line for each method with replies that could not be used, and how many steps were lost by it."""
     lines = []
-    for arm, unreadable, calls in _unreadable(arms):
-        lost = sum(run.lost_steps for run in arms[arm])
-        if unreadable or lost:
+    for arm, usage in _usages(arms):
+        if (lost := usage.lost_steps) or usage.unreadable:
             done = f"; at {plural(lost, 'step')} no try gave one that could, and nothing was done" if lost else ""
-            lines.append(f"{arm}: {unreadable:,} of {calls:,} replies could not be used{_causes(arms[arm])}{done}")
+            lines.append(f"{arm}: {usage.unreadable:,} of {usage.calls:,} replies could not be used{_causes(usage)}{done}")
     return lines
 
 
@@ -122,12 +123,14 @@ def _costs(arms: Arms, prices: Prices) -> list[str]:
     """One line for each method about what its calls cost, with what is in no finished episode."""
     lines = []
     for arm, runs in arms.items():
-        if not any(run.calls for run in runs):
+        usage = total_usage(runs)
+        if not usage.calls:
             continue
-        calls, read, written = (sum(getattr(run, name) for run in runs) for name in ("calls", "input_tokens", "output_tokens"))
         paid = [dollars(run, prices) for run in runs]
         price = "" if None in paid else f", ${sum(one for one in paid if one is not None):,.4g}"
         lost = sum(max(0, run.tokens - run.episode_tokens) for run in runs)
         unused = f"; {lost:,} of these tokens are in no finished episode" if lost else ""
-        lines.append(f"{arm} cost {calls:,} calls, {read:,} tokens read, {written:,} written{price}{unused}")
+        lines.append(
+            f"{arm} cost {usage.calls:,} calls, {usage.input_tokens:,} tokens read, {usage.output_tokens:,} written{price}{unused}"
+        )
     return lines

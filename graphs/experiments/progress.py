@@ -112,7 +112,7 @@ def _cost(row: ProgressRow) -> str:
     for run in row.runs:
         counted = ledgers[run.path.parent.parent].get(run.name, Usage())
         usage += max(run.usage, counted, key=lambda one: one.calls)
-    if not (tokens := usage.input_tokens + usage.output_tokens):
+    if not (tokens := usage.tokens):
         return ""
     dollars = f", ${Prices(*row.prices).cost(usage):.4g}" if any(row.prices) else ""
     return f"{usage.calls:,} calls, {tokens:,} tokens{dollars}"

@@ -7,12 +7,13 @@ learning), so the unit of all statistics is the seed: first a number per seed, t
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...memory.errors import UserError, plural
-from .costs import RunWork, run_usage, run_work
+from ...memory.records import Usage
+from .costs import RunWork, row_usage, run_usage, run_work
 from .folder import Job
 from .recorded import LookUps, read_rows, read_steps
 
@@ -35,12 +36,8 @@ class SeedResult:
     """Steps taken in each episode."""
     tokens: int = 0
     """Input and output tokens of all model calls."""
-    calls: int = 0
-    """Calls of the model, with those of attempts that did not get to their end."""
-    input_tokens: int = 0
-    """Tokens that these calls read."""
-    output_tokens: int = 0
-    """Tokens that these calls wrote."""
+    usage: Usage = field(default_factory=Usage)
+    """The model's calls and tokens, with those of attempts that did not get to their end, and what went wrong in finished episodes."""
     episode_tokens: int = 0
     """Input and output tokens of the finished episodes alone."""
     tokens_by_episode: tuple[int, ...] = ()
@@ -55,18 +52,8 @@ class SeedResult:
     """Lowest score that counts as solved; None if the environment does not define one."""
     refreshes: tuple[int, ...] = ()
     """Strategies written in each episode; empty if they were not counted."""
-    malformed: int = 0
-    """Yes-or-no decisions that could not be parsed and were taken as no."""
-    studied: int = 0
-    """Tokens spent on reading a bank before the first attempt; not part of `tokens`."""
     look_ups: LookUps = field(default_factory=LookUps)
     """What its steps looked up in memory, where the method notes it."""
-    unreadable: int = 0
-    """Replies of the model that could not be used and were asked for again."""
-    lost_steps: int = 0
-    """Steps for which no reply could be used; the world received nothing."""
-    causes: Mapping[str, int] = field(default_factory=dict)
-    """Why replies could not be used, where their server says so: `refused`, `filtered`, `cut off` -> their number."""
     is_walkthrough: bool = False
     """True if `optimum` is only what a known path scores: a higher score may be possible."""
     judged: tuple[float | None, ...] = ()
@@ -81,6 +68,11 @@ class SeedResult:
     """Lessons of the library that the run learned before it played; None without a library."""
     work: RunWork | None = None
     """The work of its model; None if it is unknown."""
+
+
+def total_usage(runs: Sequence[SeedResult]) -> Usage:
+    """What the models of runs were asked, together."""
+    return sum((run.usage for run in runs), Usage())
 
 
 def final_count(episodes: int) -> int:
@@ -150,7 +142,9 @@ def read_result(job: Job) -> SeedResult:
     # Judged, if a reward is missing or differs from the score in any episode: a method may make no use of the judge.
     has_judge = job.options.judge != "environment" or getattr(job.arm.settings, "needs_writer", False)
     is_judged = has_judge and any(value != row["score"] for value, row in zip(earned, rows, strict=True))
-    usage, studied = run_usage(job.folder, rows), sum(row.get("studied", 0) for row in rows)
+    counted = ("malformed", "studied", "unreadable", "lost_steps", "refused", "filtered", "cut_off")
+    usage = replace(run_usage(job.folder, rows), **{name: sum(row.get(name, 0) for row in rows) for name in counted})
+    by_episode = [row_usage(row) for row in rows]
     times = job.folder / "seconds.jsonl"
     seconds = {row["id"]: row["seconds"] for row in read_rows(times)} if times.exists() else {}
     return SeedResult(
@@ -161,13 +155,11 @@ def read_result(job: Job) -> SeedResult:
         bests=tuple(row["best"] for row in rows),
         steps=tuple(row["steps"] for row in rows),
         # The ledger counts what finished episodes do not: replies of an attempt that failed, and further judgements of ties.
-        tokens=max(result["tokens"], usage.input_tokens + usage.output_tokens - studied),
-        calls=usage.calls,
-        input_tokens=usage.input_tokens,
-        output_tokens=usage.output_tokens,
-        episode_tokens=sum(row.get("input_tokens", 0) + row.get("output_tokens", 0) for row in rows),
-        tokens_by_episode=tuple(row.get("input_tokens", 0) + row.get("output_tokens", 0) for row in rows),
-        calls_by_episode=tuple(row.get("calls", 0) for row in rows),
+        tokens=max(result["tokens"], usage.tokens - usage.studied),
+        usage=usage,
+        episode_tokens=sum(one.tokens for one in by_episode),
+        tokens_by_episode=tuple(one.tokens for one in by_episode),
+        calls_by_episode=tuple(one.calls for one in by_episode),
         # The time of an episode that began with reading a bank is mostly the reading.
         seconds=tuple(None if row.get("studied") else seconds.get(row["id"]) for row in rows),
         answer=result["answer"],
@@ -176,14 +168,7 @@ def read_result(job: Job) -> SeedResult:
         unjudged=tuple(row.get("unjudged", "") if row.get("earned", 0) is None else None for row in rows),
         is_walkthrough=result["is_walkthrough"],
         refreshes=tuple(row.get("refreshes", 0) for row in rows),
-        malformed=sum(row.get("malformed", 0) for row in rows),
-        studied=studied,
         look_ups=read_steps(job.folder, rows).look_ups,
-        unreadable=sum(row.get("unreadable", 0) for row in rows),
-        lost_steps=sum(row.get("lost_steps", 0) for row in rows),
-        causes={
-            cause.replace("_", " "): sum(row.get(cause, 0) for row in rows) for cause in ("refused", "filtered", "cut_off")
-        },
         work=run_work(job.folder, rows),
         tasks=tuple(row["task"] for row in rows if "task" in row),
         tool_calls=sum(row["tool_calls"] for row in rows) if all("tool_calls" in row for row in rows) else None,

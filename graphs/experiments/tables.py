@@ -13,7 +13,7 @@ from ...memory.errors import plural
 from ...nodes.cached_model import Prices
 from ...nodes.evaluate.statistics import PairedTest, mean, paired_test
 from .measures import METRICS, RUN_METRICS, USUAL_METRICS, ArmEstimate, estimate, first_success, measure, metric_head
-from .results import SeedResult, optimum_name
+from .results import SeedResult, optimum_name, total_usage
 
 __all__ = ["ResultTable", "score_table"]
 
@@ -234,8 +234,9 @@ def as_objects(table: ResultTable) -> list[dict[str, Any]]:
 def _totals(runs: Sequence[SeedResult]) -> dict[str, int]:
     """Counts over all runs of a method."""
     names = ("calls", "input_tokens", "output_tokens", "studied", "unreadable", "lost_steps")
-    unused = sum(max(0, run.tokens - run.episode_tokens) for run in runs if run.calls)
-    counts = {name: sum(getattr(run, name) for run in runs) for name in names}
+    unused = sum(max(0, run.tokens - run.episode_tokens) for run in runs if run.usage.calls)
+    usage = total_usage(runs)
+    counts = {name: getattr(usage, name) for name in names}
     counts |= {"look_ups": sum(run.look_ups.steps for run in runs), "empty_look_ups": sum(run.look_ups.empty for run in runs)}
     return counts | {"unused_tokens": unused, "played": sum(len(run.scores) for run in runs)}
 

@@ -133,7 +133,7 @@ class TallyEpisode:
             "bests": [state["best"]],
             "values": [state["earned"]],
             "lengths": [state["step"]],
-            "spent": usage.input_tokens + usage.output_tokens,
+            "spent": usage.tokens,
             "episode": episode + 1,
         }
 
@@ -182,7 +182,7 @@ class CommitAttempt:
             if totals:
                 returns[episode] = math.fsum(totals) / len(totals)
         answer = max(tied, key=returns.__getitem__)  # the first of equals, and they stand in order
-        return {"answer": answer, "spent": usage.input_tokens + usage.output_tokens}
+        return {"answer": answer, "spent": usage.tokens}
 
     def _rejudge(self, state: RunState, episode: int, n: int) -> Mapping[str, Any]:
         """The n-th further judgement of a finished attempt."""

@@ -216,7 +216,7 @@ class StudyAsk(Ask[Input, Output]):
     def _dialogue(self, state: Any) -> Generator[tuple[list[BaseMessage], dict[str, Any]], Any, dict[str, Any]]:
         found = yield from super()._dialogue(state)
         usage: Usage = found["usage"]
-        return {**found, "usage": Usage(studied=usage.input_tokens + usage.output_tokens, unreadable=usage.unreadable)}
+        return {**found, "usage": Usage(studied=usage.tokens, unreadable=usage.unreadable)}
 
 
 def study(

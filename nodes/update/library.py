@@ -605,7 +605,7 @@ class RecordStep:
             "steps": sum(one.steps for one in groups),
             "tool_calls": sum(one.tool_calls for one in groups),
             "usage": asdict(usage),
-            "tokens": usage.input_tokens + usage.output_tokens,
+            "tokens": usage.tokens,
             "dollars": self.meter.cost if self.meter else None,
             "seconds": round(time.time() - state["began"], 3),
             "stopped": stopped,

@@ -52,7 +52,7 @@ class Writer(ScriptedChat):
     scores: tuple[float, float]
     replies: list[str] = []  # noqa: RUF012  # pydantic copies it
 
-    def say(self, messages: list[BaseMessage], **options: Any) -> AIMessage:
+    def say(self, messages: list[BaseMessage], **bound: Any) -> AIMessage:
         system, asked = str(messages[0].content), str(messages[-1].content)
         if "sum up" in system:
             room = "hall, door; go" if asked.rstrip().count("A vault.") == 0 else "vault; take"
@@ -63,7 +63,7 @@ class Writer(ScriptedChat):
         else:
             reply = options(take=100) if "- take" in asked else self.in_hall.pop(0)
         self.replies = [reply]
-        return super().say(messages, **options)
+        return super().say(messages, **bound)
 
 
 def play(

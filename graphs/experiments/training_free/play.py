@@ -138,7 +138,7 @@ class LearningJob:
                 "solved": None,
             }
             result |= {"is_walkthrough": False, "episodes": len(rollouts), "answer": None}
-            result |= {"tokens": usage.input_tokens + usage.output_tokens, "learned": asdict(learned)}
+            result |= {"tokens": usage.tokens, "learned": asdict(learned)}
             result |= {"library": name, "lessons": len(library.lessons) if self.arm else None}
             result |= {"problems": {part: [task.id for task in tasks] for part, tasks in parts.items()}}
             write_json(place / "result.json", result)

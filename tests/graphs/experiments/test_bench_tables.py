@@ -12,6 +12,7 @@ from learngraph.graphs.experiments.notes import table_notes, unusable_warnings
 from learngraph.graphs.experiments.recorded import LookUps
 from learngraph.graphs.experiments.results import SeedResult
 from learngraph.graphs.experiments.tables import ResultTable, as_objects, markdown_page, overview, paired_table, score_table
+from learngraph.memory.records import Usage
 from learngraph.nodes.cached_model import Prices
 from learngraph.nodes.evaluate.judge import NO_REWARDS_REASON
 from learngraph.nodes.evaluate.statistics import paired_test
@@ -56,7 +57,7 @@ def test_metrics_by_hand(name: str, value: float) -> None:
         [0.0, 3.0, 4.0, 1.0],
         solved=3.0,
         bests=(1.0, 3.0, 4.0, 3.0),
-        **{"tokens": 1500, "input_tokens": 1000, "output_tokens": 500, "calls": 3},
+        **{"tokens": 1500, "usage": Usage(3, 1000, 500)},
         seconds=(1.0, None, 2.0, 0.5),
         judged=(1.0, None, 4.0, None),
         look_ups=LookUps(hits=8, hits_elsewhere=2),
@@ -191,8 +192,8 @@ def test_who_is_behind_is_marked() -> None:
 def test_what_went_wrong_without_an_error_is_said_below() -> None:
     """As below the table of `learngraph run`."""
     runs = {
-        "fine": [run([1.0, 4.0], n, calls=9, look_ups=LookUps(9, 4), unjudged=(None, None)) for n in range(2)],
-        "silent": [run([0.0, 0.0], n, "silent", calls=10, unreadable=6, lost_steps=2) for n in range(2)],
+        "fine": [run([1.0, 4.0], n, usage=Usage(9), look_ups=LookUps(9, 4), unjudged=(None, None)) for n in range(2)],
+        "silent": [run([0.0, 0.0], n, "silent", usage=Usage(10, unreadable=6, lost_steps=2)) for n in range(2)],
         "unrated": [run([0.0, 0.0], unjudged=("the checker was down", None))],
         "explores": [run([0.0], unjudged=(NO_REWARDS_REASON,))],  # by design
         "above": [run([5.0, 4.0], 0, "above")],

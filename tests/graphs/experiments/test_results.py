@@ -18,6 +18,7 @@ from learngraph.graphs.experiments.options import RunOptions
 from learngraph.graphs.experiments.results import SeedResult
 from learngraph.graphs.experiments.tables import ResultTable, as_objects, fitted_tables, score_table
 from learngraph.memory.display import markdown_table
+from learngraph.memory.records import Usage
 from learngraph.nodes.cached_model import Prices
 from learngraph.nodes.evaluate.statistics import interval
 
@@ -104,8 +105,12 @@ def test_summary_by_hand() -> None:
 
 def test_costs_by_hand() -> None:
     """Seed 0: 100 tokens for 10 + 30 steps; seed 1: 60 tokens for 20 steps, and the time of one of two episodes is unknown."""
-    one = replace(attempts(0, [1, 0], 1.0), tokens=100, steps=(10, 30), seconds=(1.0, 3.0), refreshes=(2, 4), malformed=1)
-    two = replace(attempts(1, [0, 0], 1.0), tokens=60, steps=(10, 10), seconds=(None, 2.0), refreshes=(), malformed=2)
+    one = replace(
+        attempts(0, [1, 0], 1.0), tokens=100, steps=(10, 30), seconds=(1.0, 3.0), refreshes=(2, 4), usage=Usage(malformed=1)
+    )
+    two = replace(
+        attempts(1, [0, 0], 1.0), tokens=60, steps=(10, 10), seconds=(None, 2.0), refreshes=(), usage=Usage(malformed=2)
+    )
     row = summary([one, two])
     assert row.tokens == 80
     assert row.step_tokens == pytest.approx((100 / 40 + 60 / 20) / 2)
@@ -124,9 +129,9 @@ def test_costs_by_hand() -> None:
 
 def test_replies_that_could_not_be_used_are_counted_below_the_table() -> None:
     """Two seeds of 10 calls each; a table in which most replies were lost says so above it, too."""
-    few = replace(attempts(0, [1, 0]), calls=10, unreadable=3, lost_steps=1, causes={"refused": 2, "filtered": 0, "cut off": 1})
-    none = replace(attempts(1, [1, 0]), calls=10)
-    most = replace(none, unreadable=7, lost_steps=2)
+    few = replace(attempts(0, [1, 0]), usage=Usage(10, unreadable=3, lost_steps=1, refused=2, cut_off=1))
+    none = replace(attempts(1, [1, 0]), usage=Usage(10))
+    most = replace(none, usage=Usage(10, unreadable=7, lost_steps=2))
     row = summary([few, none])
     assert lines_about([row]) == [
         "jitrl: 3 of 20 replies could not be used (2 refused, 1 cut off); at 1 step no try gave one that could, and nothing was done"
@@ -147,7 +152,7 @@ def test_what_a_bank_took_to_read_stands_apart(tmp_path: Path) -> None:
     result = {"optimum": 1.0, "is_walkthrough": False, "solved": None, "answer": 0, "tokens": 80, "episodes": 2}
     (tmp_path / "result.json").write_text(json.dumps(result))
     read = read_result("reasoning-bank", tmp_path)
-    summed = summary([read, replace(read, studied=1000)])
+    summed = summary([read, replace(read, usage=Usage(studied=1000))])
     assert (summed.studied, summed.step_tokens, summed.step_seconds) == (6000, 10, 0.5)
     assert [line for line in lines_about([summed]) if "bank" in line] == [
         "reasoning-bank: reading its bank before the first attempt took 3,000 tokens a seed, which the table leaves out"
