@@ -178,17 +178,22 @@ def test_a_file_of_several_tables_plays_the_one_that_is_named(here: Path, capsys
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("file", "words", "says"),
     [
-        (("--only", "tabel1"), "paper.toml: --only tabel1: it has no such table; did you mean table1?"),
-        (("--only", "table1", "jitrl"), "there is no such environment, model or method"),
+        ("paper", "--only tabel1", "paper.toml: --only tabel1: it has no such table; did you mean table1?"),
+        ("paper", "--only table1 jitrl", "there is no such environment, model or method"),
+        ("tiny", "--only jitrl", "there is no such environment, model or method; there are toy, uniform, tabular, random"),
+        ("none", "", "none.toml: cannot be read"),
     ],
 )
-def test_a_table_that_is_not_there_is_refused(
-    words: tuple[str, ...], says: str, here: Path, capsys: pytest.CaptureFixture[str]
+def test_a_command_is_refused_in_words(
+    file: str, words: str, says: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert bench(write(TABLES, "paper"), *words) == 2
+    write(TABLES, "paper")
+    write(TINY)
+    assert bench(f"{file}.toml", *words.split()) == 2
     assert says in capsys.readouterr().err
+    assert not Path("runs").exists()
 
 
 @pytest.mark.parametrize(
@@ -212,14 +217,6 @@ def test_a_shipped_file_is_found_by_its_short_name(here: Path) -> None:
     assert read_tables(Path("toy.toml")) == read_tables(BENCHMARKS / "toy.toml")
     Path("toy.toml").write_text(TINY, encoding="utf-8")
     assert read_tables(Path("toy.toml"))[""]["models"] == ["uniform"]
-
-
-def test_a_command_is_refused_in_words(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench("none.toml") == 2
-    assert "none.toml: cannot be read" in capsys.readouterr().err
-    assert bench(write(TINY), "--only", "jitrl") == 2
-    assert "there is no such environment, model or method; there are toy, uniform, tabular, random" in capsys.readouterr().err
-    assert not Path("runs").exists()
 
 
 @pytest.mark.slow
