@@ -13,19 +13,19 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 82_150, "tests": 67_640}
+LINES: Mapping[str, int] = {"source": 82_108, "tests": 67_537}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
-    "graphs": 2_209,
+    "graphs": 2_184,
     "graphs/agents": 6_825,
     "graphs/baselines": 1_727,
     "graphs/cli": 2_941,
-    "graphs/experiments": 7_787,
+    "graphs/experiments": 7_774,
     "graphs/presets": 127,
     "graphs/serving": 2_200,
     "graphs/studio": 1_950,
     "graphs/wiring": 4_190,
-    "memory": 1_310,
+    "memory": 1_320,
     "memory/attempts": 667,
     "memory/claas": 2_850,
     "memory/conversations": 1_710,
