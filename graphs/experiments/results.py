@@ -71,7 +71,7 @@ class SeedResult:
 
 
 def total_usage(runs: Sequence[SeedResult]) -> Usage:
-    """What the models of runs were asked, together."""
+    """The sum of the calls and tokens of runs."""
     return sum((run.usage for run in runs), Usage())
 
 
