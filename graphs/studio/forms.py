@@ -96,17 +96,18 @@ def input_form(graph: Any, usual: Any = None) -> dict[str, Any]:
 
 def answer_form(question: Any, graph: Any = None) -> dict[str, Any] | None:
     """The form of an answer to LangChain's HumanInTheLoopMiddleware: a decision a call, with the arguments of the graph's tools by
-    their schemas; None for other questions."""
+    their schemas; None for other questions. A part is shown while its decision's `type` is one that it is `only_for`."""
     if not isinstance(question, Mapping) or not {"action_requests", "review_configs"} <= set(question):
         return None
     decisions, value = [], []
     for asked, config in zip(question["action_requests"], question["review_configs"], strict=False):
         properties = {
             "type": {"enum": list(config["allowed_decisions"])},
-            "message": {"type": "string", "description": "why, if it is rejected"},
-            "edited_action": {"type": "object", "properties": {"args": _arguments(graph, asked["name"])}},
+            "message": {"type": "string", "description": "what the model is told instead", "only_for": ["reject", "respond"]},
+            "edited_action": {"type": "object", "properties": {"args": _arguments(graph, asked["name"])}, "only_for": ["edit"]},
         }
-        decisions.append({"type": "object", "title": asked["name"], "properties": properties})
+        call = f"{asked['name']}({', '.join(f'{name}={value!r}' for name, value in asked['args'].items())})"
+        decisions.append({"type": "object", "title": to_line(call), "properties": properties})
         edited = {"name": asked["name"], "args": asked["args"]}
         value.append({"type": config["allowed_decisions"][0], "message": "", "edited_action": edited})
     schema = {"type": "object", "properties": {"decisions": {"type": "array", "prefixItems": decisions}}}
@@ -119,7 +120,8 @@ def question_text(question: Any) -> str:
         if isinstance(question, Mapping) and isinstance(question.get("question"), str):
             return str(question["question"])
         return to_line(question, 2_000)
-    return to_line("; ".join(one.get("description") or one["name"] for one in question["action_requests"]), 2_000)
+    told = [one.get("description") or one["name"] for one in question["action_requests"]]
+    return to_line("; ".join(" ".join(one.split()) for one in told), 2_000)
 
 
 def read_answer(text: Any) -> Any:
