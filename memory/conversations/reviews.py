@@ -100,8 +100,8 @@ def review_rating(
 ) -> tuple[float | None, str] | None:
     """The feedback that lies in a person's edits and rejections; None if there were none.
 
-    An edited call is the right one (`most`). A rejected one is wrong (`least`) unless another call was made after it, of which
-    nobody has said anything (None).
+    An edited call is the right one (`most`). A rejected one is wrong (`least`) unless another call was made beside or after it, of
+    which nobody has said anything (None). The calls of one message have no order: a right one among them counts.
 
     Args:
         messages: those of one turn.
@@ -111,20 +111,28 @@ def review_rating(
     """
     results = {m.tool_call_id: m for m in messages if isinstance(m, ToolMessage)}
     reward, words = None, list[str]()
-    for call in (call for m in messages if isinstance(m, AIMessage) for call in m.tool_calls):
-        made, reviewed = reviewed_call(call, result := results.get(call["id"] or ""))
-        if reviewed and result is not None:
-            reward = least if made is None else most
-            replaced = made and f"a person replaced {call['name']} {call['args']} by {made['name']} {made['args']}"
-            words.append(replaced or f"{result_text(result)} ({call['name']})")
-        elif made is not None and made["name"].startswith(ANSWERED):
-            continue  # neither right nor wrong: some calls ask a person
-        elif result is not None and call["name"] in let_pass:
-            reward = most
-            words.append(f"a person let a call of {call['name']} pass")
-        elif result is not None and reward == least:
-            reward = None
+    for message in (m for m in messages if isinstance(m, AIMessage)):
+        said, is_unsaid = set[float](), False
+        for call in message.tool_calls:
+            made, reviewed = reviewed_call(call, result := results.get(call["id"] or ""))
+            if reviewed and result is not None:
+                said.add(least if made is None else most)
+                replaced = made and f"a person replaced {call['name']} {call['args']} by {made['name']} {made['args']}"
+                words.append(replaced or f"{result_text(result)} ({call['name']})")
+            elif result is not None and call["name"] in let_pass and not _is_answered(made):
+                said.add(most)
+                words.append(f"a person let a call of {call['name']} pass")
+            else:  # an answer in a tool's place is neither right nor wrong: some calls ask a person
+                is_unsaid |= result is not None and not _is_answered(made)
+        if is_unsaid and most not in said:
+            reward = None if least in (*said, reward) else reward
+        elif said:
+            reward = max(said)
     return (reward, "; ".join(words)) if words else None
+
+
+def _is_answered(made: Mapping[str, Any] | None) -> bool:
+    return made is not None and str(made["name"]).startswith(ANSWERED)
 
 
 def without_rejected(trajectory: Trajectory) -> Trajectory | None:

@@ -242,3 +242,35 @@ def test_two_decisions_in_one_message_are_two_decisions() -> None:
     assert entry["chosen"] == "resolve(how='credit', order=...); resolve(how='credit', order=...)"
     assert len([line for line in entry["said"] if line.startswith("took ")]) == 2
     assert learner.status(tenant="acme").recalled == 5
+
+
+APPROVE, REJECT = {"type": "approve"}, {"type": "reject", "message": "no"}
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(
+    ("decisions", "reviews", "reward"),
+    [
+        (("edit", REJECT), True, 1.0),
+        ((APPROVE, REJECT), True, None),
+        ((APPROVE, REJECT), ["resolve"], 1.0),
+        (("edit", APPROVE), True, 1.0),
+        ((REJECT, REJECT), True, 0.0),
+        ((REJECT, {"type": "respond", "message": "I did it."}), True, 0.0),
+    ],
+)
+def test_calls_of_one_message_are_rated_whatever_their_order(decisions: Any, reviews: Any, reward: Any, turned: bool) -> None:
+    learner = JitRLMiddleware(InMemoryStore(), decide=["resolve"], state_key=desk.issue, reviews=reviews)
+    agent = make(learner, "batched", True, TwoOrders())
+    (stop,) = agent.invoke({"messages": "Both orders arrived broken."}, config("a"))["__interrupt__"]
+    calls = stop.value["action_requests"]
+    resume = [
+        edit("resolve", how="replace", order=call["args"]["order"])(call) if one == "edit" else one
+        for one, call in zip(decisions[::-1] if turned else decisions, calls, strict=True)
+    ]
+    agent.invoke(Command(resume={"decisions": resume}), config("a"))
+    (row,) = learner.export(tenant="acme")
+    assert [one["reward"] for one in row["ratings"]] == [reward]
+    earned = {one.action: one.value for one in learner.memory(tenant="acme").returns}
+    assert earned[f"resolve(how={calls[0]['args']['how']!r}, order=...)"] in ((-1.0, 1.0) if APPROVE in decisions else (-1.0,))
+    assert earned.get("resolve(how='replace', order=...)", reward) == reward
