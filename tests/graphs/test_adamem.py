@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drawer import Drawer
 from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import Field
@@ -20,7 +21,7 @@ from learngraph.graphs.arms import blueprint
 from learngraph.graphs.wiring import flow, run
 from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.memory.errors import UserError
-from learngraph.memory.records import Observation, Task, Trajectory
+from learngraph.memory.records import Observation, Task
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.record_store import write_jsonl
 from learngraph.memory.storage.rows import Rows
@@ -207,20 +208,7 @@ def test_the_rule_writes_without_a_call_and_says_that_it_is_one(bank: str) -> No
         assert row["strategy"]["text"].startswith(f"{row['state']} {gold[row['state']]}")
 
 
-class KeptRecords(dict[str, Trajectory]):
-    """Keeps what it is given."""
-
-    def put(self, records: Any, /) -> None:
-        self.update({record.id: record for record in records})
-
-    def all(self) -> list[Trajectory]:
-        return list(self.values())
-
-    def delete(self, ids: Any, /) -> None:
-        raise NotImplementedError
-
-
-def rounds(settings: AdaMEM, chat: Chat, records: KeptRecords, count: int = 2, **compile: Any) -> Any:
+def rounds(settings: AdaMEM, chat: Chat, records: Drawer, count: int = 2, **compile: Any) -> Any:
     inputs = MethodInputs.with_chat_model(TOY, Journal(), chat, records=records)
     return run.build(adamem.build(inputs, settings), **compile).invoke(
         run.RunInput(task=TASK, run="r", episode=0, episodes=count)
@@ -228,19 +216,19 @@ def rounds(settings: AdaMEM, chat: Chat, records: KeptRecords, count: int = 2, *
 
 
 def test_finished_episodes_join_the_memory_with_what_they_consulted(bank: str) -> None:
-    records, chat = KeptRecords(), Chat(vote=lambda n: "yes")
+    records, chat = Drawer(), Chat(vote=lambda n: "yes")
     rounds(AdaMEM(mode="max", bank=bank), chat, records)
-    assert list(records) == ["r/0", "r/1"]
-    assert records["r/0"].used == ("gold/0",)
-    assert set(records["r/1"].used) == {"gold/0", "r/0"}
-    frozen = KeptRecords()
+    assert list(records.kept) == ["r/0", "r/1"]
+    assert records.kept["r/0"].used == ("gold/0",)
+    assert set(records.kept["r/1"].used) == {"gold/0", "r/0"}
+    frozen = Drawer()
     out = rounds(AdaMEM(mode="max", bank=bank, online=False), Chat(), frozen)
-    assert not frozen
+    assert not frozen.kept
     assert out["values"] == out["scores"]
 
 
 def test_an_episode_finds_nothing_of_its_own_run_from_now_on(bank: str) -> None:
-    records = KeptRecords()
+    records = Drawer()
     rounds(AdaMEM(mode="max"), Chat(), records, count=3)
     again, journal = Chat(), Journal()
     graph = adamem.build(MethodInputs.with_chat_model(TOY, journal, again, records=records), AdaMEM(mode="max", online=False))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from drawer import Drawer
 from langchain_core.messages import AIMessage, BaseMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from scripted_chat import ScriptedChat
@@ -21,7 +22,7 @@ from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.inputs import MethodInputs, Prompting
 from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.errors import UserError
-from learngraph.memory.records import Candidate, Observation, Task, Trajectory
+from learngraph.memory.records import Candidate, Observation, Task
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.rows import Rows
 from learngraph.nodes.act.policies import PromptView, act_policy, answer_policy
@@ -32,19 +33,6 @@ from learngraph.tools.environments.keyword_keep import KeywordKeep
 
 TOY = KeywordKeep()
 TASK = TOY.task(3)
-
-
-class KeptRecords(list[Trajectory]):
-    """Keeps what it is given; a test looks at it."""
-
-    def put(self, records: Any, /) -> None:
-        self.extend(records)
-
-    def all(self) -> list[Trajectory]:
-        return list(self)
-
-    def delete(self, ids: Any, /) -> None:
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -224,11 +212,11 @@ def test_one_answer_is_one_call_and_its_steps_are_shown_with_their_rewards() -> 
 
 
 def test_an_answer_that_cannot_be_read_is_recorded_and_its_reward_is_missing() -> None:
-    chat, records = ScriptedChat(replies=["no idea"]), KeptRecords()
+    chat, records = ScriptedChat(replies=["no idea"]), Drawer()
     log = Rows()
     out = play(icrl.build(answering(chat, records=records)), 2, log=log)
-    assert [t.transitions[0].action for t in records] == ["no idea", "no idea"]
-    assert [t.value for t in records] == [None, None]
+    assert [t.transitions[0].action for t in records.all()] == ["no idea", "no idea"]
+    assert [t.value for t in records.all()] == [None, None]
     assert out["values"] == [None, None]
     assert [(log.get(f"r/{n}") or {})["earned"] for n in range(2)] == [None, None]
     assert "Action: no idea\nAfter it you saw:\ncannot read that\n</attempt>" in chat.prompt(1)
@@ -316,18 +304,18 @@ def test_reflexion_shows_the_last_three_plans_and_no_attempt() -> None:
 
 
 def test_self_refine_shows_feedback_and_no_reward() -> None:
-    chat, records = ScriptedChat(replies=["4\n6", "use smaller\nnumbers"]), KeptRecords()
+    chat, records = ScriptedChat(replies=["4\n6", "use smaller\nnumbers"]), Drawer()
     out = play(self_refine.build(answering(chat, records=records)), 3)
     assert len(chat.asked) == 5, "no feedback on the last attempt"
     assert "Step 2.\nAction: 6\nFeedback on it: use smaller\nnumbers\n</attempt>\n" in chat.prompt(2)
     assert not any("reward" in chat.prompt(n).lower() or "success" in chat.prompt(n) for n in range(5))
-    assert [t.note for t in records] == ["use smaller\nnumbers", "use smaller\nnumbers", ""]
+    assert [t.note for t in records.all()] == ["use smaller\nnumbers", "use smaller\nnumbers", ""]
     assert (out["scores"], out["answer"]) == ([1.0] * 3, 2)
 
 
 @pytest.mark.parametrize("rewards", ["dense", "sparse"])
 def test_self_refine_with_rewards_shows_them_in_attempts_and_where_feedback_is_asked_for(rewards: Any) -> None:
-    chat, records = ScriptedChat(replies=["4\n5", "Feedback: nine is not ten"]), KeptRecords()
+    chat, records = ScriptedChat(replies=["4\n5", "Feedback: nine is not ten"]), Drawer()
     out = play(self_refine.build(answering(chat, records=records), self_refine.SelfRefine(rewards=rewards)), 3, commit="last")
     assert len(chat.asked) == 5, "no feedback on the last attempt"
     end = "Result: no success after 2 steps. Total reward: 0 (a full success is 1).\n"
@@ -337,7 +325,7 @@ def test_self_refine_with_rewards_shows_them_in_attempts_and_where_feedback_is_a
     assert f"{end}Feedback on it: nine is not ten\n</attempt>" in chat.prompt(2)
     assert "Nobody tells you" not in str(chat.asked[1][0].text)
     assert "what its steps earned" in str(chat.asked[1][0].text)
-    assert [t.value for t in records] == [0.0] * 3
+    assert [t.value for t in records.all()] == [0.0] * 3
     assert (out["scores"], out["answer"]) == ([0.0] * 3, 2), "the last attempt is the answer, whatever it earned"
 
 

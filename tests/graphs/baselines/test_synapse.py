@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from drawer import Drawer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from langgraph.checkpoint.memory import InMemorySaver
@@ -35,22 +35,6 @@ from learngraph.tools.environments.keyword_keep import KeywordKeep
 TOY = KeywordKeep()
 TASK = TOY.task(3)
 WALKED = replay_actions(TOY, TASK, TOY.gold(TASK), run="gold")
-
-
-class Drawer:
-    """A store in a dictionary."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, Trajectory] = {}
-
-    def put(self, records: Iterable[Trajectory], /) -> None:
-        self.kept |= {record.id: record for record in records}
-
-    def all(self) -> list[Trajectory]:
-        return list(self.kept.values())
-
-    def delete(self, ids: Iterable[str], /) -> None:
-        raise NotImplementedError
 
 
 class Player:

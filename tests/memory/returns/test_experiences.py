@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from drawer import Drawer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,25 +30,6 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
     task = Task(draw(st.sampled_from(["coin-0", "coin-1"])), "find the coin")
     steps = tuple(draw(transitions))
     return Trajectory(f"{run}/{episode}", task, steps, run, episode, domain=draw(st.sampled_from(["twx", "toy"])))
-
-
-class Drawer:
-    """A store in a dictionary that counts its writes."""
-
-    def __init__(self) -> None:
-        self.items: dict[str, Trajectory] = {}
-        self.writes = 0
-
-    def put(self, records: Iterable[Trajectory], /) -> None:
-        self.writes += 1
-        self.items.update((record.id, record) for record in records)
-
-    def all(self) -> list[Trajectory]:
-        return list(self.items.values())
-
-    def delete(self, ids: Iterable[str], /) -> None:
-        for name in ids:
-            del self.items[name]
 
 
 def episode(*steps: tuple[str, str, float | None], number: int = 0, run: str = "a", task: str = "coin-0") -> Trajectory:
@@ -277,7 +259,7 @@ def test_prune_forgets_in_the_store_too():
     assert memory.prune(keep_last=3) == 2
     assert ask(memory, "hall")[0].mean == 3.0
     assert memory.prune(drop=lambda trajectory: trajectory.transitions[0].reward == 3.0) == 1
-    assert sorted(records.items) == ["a/2", "a/4"]
+    assert sorted(records.kept) == ["a/2", "a/4"]
     assert [one.id for one in Experiences(records)] == [one.id for one in memory] == ["a/2/0", "a/4/0"]
     assert memory.prune() == 0
     with pytest.raises(ValueError, match="keep_last must be >= 0"):
