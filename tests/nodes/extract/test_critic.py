@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.runnables import Runnable
+from scripted_model import Scripted
 
 from learngraph.memory.errors import UserError
 from learngraph.memory.lessons.library import Library, LibraryLimits
@@ -36,27 +35,6 @@ TASK = Task("sum-1", "Add the numbers 19 and 23.")
 def long_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The attempts of these tests are long ones, of which reports are written."""
     monkeypatch.setattr(critics, "SHORT_ATTEMPT", 1)
-
-
-class Scripted(Runnable[Any, Any]):
-    """Answers in turn, the last answer again and again; keeps what it was asked."""
-
-    def __init__(self, *replies: str, of: Callable[[str], str] | None = None) -> None:
-        self.replies, self.of = list(replies), of
-        self.asked: list[list[BaseMessage]] = []
-
-    def invoke(self, input: Any, config: Any = None, **kwargs: Any) -> AIMessage:
-        self.asked.append(input)
-        if self.of is not None:
-            return AIMessage(self.of(str(input[0].text)))
-        return AIMessage(self.replies.pop(0) if len(self.replies) > 1 else self.replies[0])
-
-    async def ainvoke(self, input: Any, config: Any = None, **kwargs: Any) -> AIMessage:
-        return self.invoke(input)
-
-    @property
-    def prompts(self) -> list[str]:
-        return ["\n".join(str(message.text) for message in messages) for messages in self.asked]
 
 
 def rollout(number: int, reward: float | None, transcript: str = "", answer: str = "", **more: Any) -> Rollout:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import Runnable
+from scripted_model import Scripted
 
 from learngraph.memory.lessons.library import Library, one_line
 from learngraph.memory.lessons.versions import LibraryVersions
@@ -24,21 +25,6 @@ from learngraph.nodes.update.consolidate import ReviseLibrary, consolidate
 ADD = "when a sum is asked for, add the numbers"
 CHECK = "when a result was found, check it in another way"
 DRAW = "when shapes are described, draw them first"
-
-
-class Scripted(Runnable[Any, Any]):
-    """Answers in turn, the last answer again and again; keeps what it was asked."""
-
-    def __init__(self, *replies: str) -> None:
-        self.replies = list(replies)
-        self.prompts: list[str] = []
-
-    def invoke(self, input: Any, config: Any = None, **kwargs: Any) -> AIMessage:
-        self.prompts.append("\n".join(str(message.text) for message in input))
-        return AIMessage(self.replies.pop(0) if len(self.replies) > 1 else self.replies[0])
-
-    async def ainvoke(self, input: Any, config: Any = None, **kwargs: Any) -> AIMessage:
-        return self.invoke(input)
 
 
 class Silent(Runnable[Any, Any]):
