@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 82_180, "tests": 67_720}
+LINES: Mapping[str, int] = {"source": 82_118, "tests": 67_537}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_184,
@@ -28,7 +28,7 @@ ROOMS: Mapping[str, int] = {
     "memory": 1_320,
     "memory/attempts": 667,
     "memory/claas": 2_850,
-    "memory/conversations": 1_740,
+    "memory/conversations": 1_722,
     "memory/lessons": 1_350,
     "memory/returns": 1_061,
     "memory/search": 1_515,
