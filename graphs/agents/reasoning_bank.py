@@ -32,7 +32,6 @@ from ...nodes.synthesize.reasoning_bank import (
     LessonExtractor,
     bank_source,
     extractor_prompts,
-    lesson_line,
     lessons_text,
     study,
 )
@@ -137,7 +136,7 @@ class ReasoningBankMiddleware(CriticMiddleware[Lessons]):
             found["used"] = list(dict.fromkeys(id for one in shared for id in content.lesson(one).sources))
 
         def text(ids: Sequence[str]) -> str:
-            lines = lessons_text(content, ids, most, estimate_tokens)
+            lines = lessons_text(content, ids, most, estimate_tokens, weighed=True)
             return self._prompt.text(lessons=escape_tags(lines.rstrip())) if lines else ""
 
         were_alike = bool(found["lessons"])
@@ -145,13 +144,13 @@ class ReasoningBankMiddleware(CriticMiddleware[Lessons]):
         section = text(found["lessons"])
         if place.room.left_out:
             found["used"] = list(dict.fromkeys(id for one in found["lessons"] for id in content.lesson(one).sources))
-        lessons = [content.lesson(id) for id in found["lessons"]]
+        shown = lessons_text(content, found["lessons"], most, estimate_tokens, weighed=True)
         entry: dict[str, Any] = {
             "recalled": found["used"],
             "lessons": found["lessons"],
             "tokens": estimate_tokens(section),
-            "said": [lesson_line(one).strip() for one in lessons],
+            "said": shown.splitlines()[1:],
         }
-        if not lessons and not were_alike:
+        if not shown and not were_alike:
             entry["nearest"] = content.nearest_similarity(key, DOMAIN)
         return (yield from self.ask_with(request, section, entry))

@@ -15,6 +15,7 @@ A lesson has a title, a description of the situation in which it applies, and a 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -51,7 +52,6 @@ __all__ = [
     "bank_source",
     "extract",
     "extractor_prompts",
-    "lesson_line",
     "lessons_text",
     "route_unread",
     "study",
@@ -402,17 +402,23 @@ class LessonsPart(PromptPart[PromptLessons]):
         return shown
 
 
-def lessons_text(library: Lessons, ids: Sequence[str], max_tokens: int, count_tokens: Callable[[str], int]) -> str:
-    """Lessons as a list in a prompt, the most fitting last, as many as `max_tokens` have room for. Equal lessons are shown once."""
-    lines, shown = "", set[str]()
+def lessons_text(
+    library: Lessons, ids: Sequence[str], max_tokens: int, count_tokens: Callable[[str], int], *, weighed: bool = False
+) -> str:
+    """Lessons as a list in a prompt, the most fitting last, as many as `max_tokens` have room for. Equal lessons are shown once, and
+    where they are weighed, with the number of conversations that they were drawn from."""
+    lines, shown, sources = "", set[str](), defaultdict[str, set[str]](set)
+    for lesson in map(library.lesson, ids if weighed else ()):
+        sources[lesson_line(lesson)].update(lesson.sources)
     for id in ids:  # a task may have thousands: those after the first that does not fit are not looked at
         line = lesson_line(library.lesson(id))
         if line in shown:
             continue
-        if count_tokens(f"Lessons:\n{line}{lines}") > max_tokens:
+        told = f"{line.rstrip()} (from {len(sources[line])} conversations)\n" if len(sources[line]) > 1 else line
+        if count_tokens(f"Lessons:\n{told}{lines}") > max_tokens:
             break
         shown.add(line)
-        lines = line + lines
+        lines = told + lines
     return f"Lessons:\n{lines}" if lines else ""
 
 

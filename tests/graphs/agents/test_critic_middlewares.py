@@ -171,6 +171,11 @@ def test_an_account_names_the_lessons_and_cuts_what_is_long() -> None:
     assert any("resolve it by" in line for line in lines)
     assert lines[-1].startswith("  user gave it reward 1: so slow so slow")
     assert max(map(len, lines)) < 310
+    play(agent, learner, [4, 8, 12])
+    agent.invoke({"messages": desk.ticket(0)[0]}, learning_agents.config("t20"))
+    told = [line for line in learner.explain("t20", tenant="acme").splitlines() if "resolve it by" in line]
+    assert any(line.endswith("conversations)") for line in told), "what the model has read"
+    assert len({line.partition(" (from")[0] for line in told}) == len(told)
 
 
 def test_nothing_alike_enough_says_how_near_the_nearest_was() -> None:
