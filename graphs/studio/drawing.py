@@ -110,7 +110,10 @@ class Drawing:
         nodes, routers, lacking = self._further(text)
         for error in lacking.values():
             raise error
-        return rewire(graph, text, routers, **nodes)
+        try:
+            return rewire(graph, text, routers, **nodes)
+        except FlowError as error:
+            raise FlowError(f"{self.path} as it is saved, {error}") from error
 
     def write_python(self) -> dict[str, Any]:
         """Write the Python file that the saved drawing lacks, beside it.

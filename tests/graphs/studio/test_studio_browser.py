@@ -94,7 +94,7 @@ globalThis.fetch = (to, more) => !to.endsWith('/NAME') ? asks(to, more) : new Pr
   return answer;
 }));"""
 """Holds the page's questions of a name back, until each of `held` is called."""
-ALERT = "document.querySelector('[role=alert]')?.textContent ?? ''"
+ALERT = "(document.querySelector('[role=alert]')?.textContent ?? '')"
 
 
 async def test_a_method_is_walked_with_the_keyboard_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,6 +248,18 @@ async def test_a_drawing_is_edited_beside_its_picture_and_saved(tmp_path: Path, 
                 "[...document.querySelectorAll('[role=alert] button')].find((one) => one.textContent.startsWith('Take')).click()"
             )
             await until(opened, f"{code}.textContent.includes('of another program')")
+            await opened.run(f"{code}.focus()")
+            await press(opened, "End", ctrl=True)
+            await opened.ask("Input.insertText", text="act --> lost")
+            await until(opened, "document.querySelector('.head').textContent.includes(', changed')")
+            assert "save the drawing first" in await opened.run("document.querySelector('.editor .toolbar :disabled').title")
+            await opened.run("location.hash = 'walk'")
+            await until(opened, f"{LIT} === 'begin'")
+            await press(opened, "n")  # a run walks what is saved, which the page says where another drawing is in sight
+            await until(opened, f"{ALERT}.includes('not saved')")
+            await opened.run("document.querySelector('[role=alert] button.main').click()")
+            await until(opened, f"{ALERT}.startsWith('jitrl.mmd as it is saved, line ')")
+            assert path.read_text().endswith("act --> lost")
 
 
 async def test_a_node_is_put_in_by_a_click_and_moved_by_the_mouse_and_the_python_file_is_written(

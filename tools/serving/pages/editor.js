@@ -116,10 +116,13 @@ export function EditorView({ ask, dirty, here }) {
       const saved = await ask("save", { text: words, version });
       setFile({ ...now.current.file, text: words, version: saved.version, exists: true });
       setTold({ text: saved.message });
+      return "";
     } catch (error) {
       setTold({ bad: true, text: error.message, theirs: error.details?.version ? error.details : null });
+      return error.message;
     }
   }
+  dirty.save = () => save();
   // What another tab or program has saved is shown, as long as nothing was changed here.
   async function follow() {
     if (document.hidden || !now.current.file || dirty.current) return;
@@ -201,7 +204,7 @@ export function EditorView({ ask, dirty, here }) {
   return html`<section class="editor">
     <div class="head"><h2>${file?.title ?? "Drawing"}</h2><span class="soft">${file ? `${file.path}${file.exists ? "" : ", not written yet"}${changed ? ", changed" : ""}` : ""}</span></div>
     <div class="toolbar"><button type="button" class="main" disabled=${!file} aria-keyshortcuts="Control+S" onClick=${() => save()}>Save <kbd>Ctrl S</kbd></button>
-      <button type="button" disabled=${!file?.exists || changed} onClick=${writePython}>Write its Python file</button>
+      <button type="button" disabled=${!file?.exists || changed} title=${file?.exists && !changed ? "write the Python that makes this graph, beside the drawing's file" : "save the drawing first: the Python file reads what is saved"} onClick=${writePython}>Write its Python file</button>
       <span class="soft">A node of the list goes into the arrow that you click, or behind the box. Drag a box onto another to draw an arrow, or onto an arrow to move it there; a double click takes an arrow away.</span></div>
     ${told && html`<div role=${told.bad ? "alert" : "status"} class=${`note ${told.bad ? "bad" : "good"}`}><p>${told.text}</p>
       ${told.theirs && html`<button type="button" onClick=${() => { setFile({ ...file, text: told.theirs.text, version: told.theirs.version }); replace(told.theirs.text); setTold(null); }}>Take the file's text</button>

@@ -68,7 +68,7 @@ function Page() {
       <button type="button" class="plain" onClick=${() => setHelp(true)}>Keys <kbd>?</kbd></button></header>
     <main>
       ${Editor && html`<div hidden=${tab !== "drawing"}><${Editor} ask=${ask} dirty=${dirty} here=${tab === "drawing"}/></div>`}
-      ${here === "walk" && html`<${RunView} key="walk" ask=${ask} view="walk" shortcuts=${single}/>`}
+      ${here === "walk" && html`<${RunView} key="walk" ask=${ask} view="walk" shortcuts=${single} unsaved=${dirty}/>`}
       ${here === "runs" && html`<${Runs} open=${open}/>`}
       ${here.startsWith("run/") && html`<${RunView} key=${here} ask=${ask} view=${here} shortcuts=${single} walkOn=${(found) => { setAbout(found); open("walk"); }}/>`}
     </main>

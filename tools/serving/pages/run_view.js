@@ -105,10 +105,11 @@ function Breakpoints({ nodes, breaks, act }) {
   </tbody></table></div></details>`;
 }
 
-export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = null }) {
+/** `unsaved`: a ref that is true while the drawing has changes that are not saved; its `save()` returns what went wrong. */
+export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = null, unsaved = null }) {
   const [overview, setOverview] = useState(null), [branch, setBranch] = useState(""), [at, setAt] = useState(-1);
   const [moment, setMoment] = useState(null), [problem, setProblem] = useState(null), [mine, setBusy] = useState(false), [stopping, setStopping] = useState(false);
-  const [asking, setAsking] = useState(null), [running, setLive] = useState([]), [why, setWhy] = useState(null), [follow, setFollow] = useState(true), [help, setHelp] = useState(false);
+  const [asking, setAsking] = useState(null), [running, setLive] = useState([]), [why, setWhy] = useState(null), [follow, setFollow] = useState(true), [help, setHelp] = useState(false), [held, setHeld] = useState(null);
   const seen = useRef({}), root = useRef(null), turn = useRef(0);
   const missed = (error) => seen.current.mine || report(error);  // this tab may be dropping the branch that it asked about; it asks anew then
   const report = (error) => setProblem({ text: error.message, trace: error.details?.traceback });
@@ -152,10 +153,12 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
     ask("moment", { view, branch, number: at }).then((found) => { if (mine === turn.current) setMoment(found); }, (error) => mine === turn.current && missed(error));
   }, [view, branch, at, overview?.version]);
 
-  const act = useCallback(async (name, more = {}) => {
+  const act = useCallback(async (name, more = {}, asSaved = false) => {
     const now = seen.current;
     if (now.busy) return;
+    setHeld(null);
     if (name === "begin" && now.overview.form && more.input === undefined) { setAsking({ form: now.overview.form }); return; }
+    if ((name === "begin" || (name === "say" && !now.branch)) && unsaved?.current && !asSaved) { setHeld(() => () => act(name, more, true)); return; }
     setBusy(true);
     setProblem(null);
     try {
@@ -236,6 +239,9 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
     ${help && html`<${Help} inside=${true} close=${() => { setHelp(false); root.current?.focus({ preventScroll: true }); }}/>`}
     ${problem && html`<div role="alert" class="note bad"><p>${problem.text}</p>${problem.trace && html`<details><summary>where</summary><pre>${problem.trace}</pre></details>`}
       <button type="button" class="plain" onClick=${() => setProblem(null)}>close</button></div>`}
+    ${held && html`<div role="alert" class="note warn"><p>The drawing has changes that are not saved. A run walks what is saved.</p>
+      <button type="button" class="main" onClick=${() => unsaved.save().then((failed) => (failed ? report(new Error(failed)) : held()))}>Save and run it</button><button type="button" onClick=${held}>Run without the changes</button>
+      <button type="button" class="plain" onClick=${() => setHeld(null)}>Cancel</button></div>`}
     ${live && html`<${Toolbar} names=${can} breaks=${overview.breaks} act=${act} stop=${() => { setStopping(true); tell({ do: "stop" }); }} stopping=${stopping} mark=${(more) => tell({ do: "break", ...more })} busy=${busy} nodes=${nodes}/>`}
     ${shown?.inside?.length > 0 && html`<p class="soft">inside ${shown.inside.join(" › ")}</p>`}
     ${live && shown?.questions.length > 0 && html`<${Questions} key=${shown.questions.map((one) => one.id).join()} questions=${shown.questions} act=${act} busy=${busy}/>`}
