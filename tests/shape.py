@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 82_118, "tests": 67_537}
+LINES: Mapping[str, int] = {"source": 82_158, "tests": 67_607}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_184,
@@ -23,7 +23,7 @@ ROOMS: Mapping[str, int] = {
     "graphs/experiments": 7_774,
     "graphs/presets": 127,
     "graphs/serving": 2_200,
-    "graphs/studio": 1_950,
+    "graphs/studio": 1_990,
     "graphs/wiring": 4_190,
     "memory": 1_320,
     "memory/attempts": 667,
