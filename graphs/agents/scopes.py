@@ -340,23 +340,22 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         return measure_lift(self._conversations(scope), self.method, self.plan.min_lift)
 
     @checks_arguments
-    def quarantine(self, thread_id: ThreadId, reason: str, digest: str = "", **scope: ScopeValue) -> None:
+    def quarantine(self, thread_id: ThreadId, reason: str, **scope: ScopeValue) -> None:
         """Learn nothing from a thread any more, and withdraw what was derived from it; `release` takes this back.
 
         Args:
             thread_id: the thread's id.
             reason: why, for the person who looks at it.
-            digest: of a text that was found in it: a thread that was released in spite of it stays so.
             scope: the values of the scope, as in `feedback`.
 
         Raises:
             UserError: nothing of the thread is recorded.
         """
         self.conversation(thread_id, **scope)
-        self.keep_out(self._labels(scope), str(thread_id), reason, digest)
+        self.keep_out(self._labels(scope), str(thread_id), reason)
 
     def keep_out(self, labels: tuple[str, ...], thread: str, reason: str, digest: str = "") -> None:
-        """As `quarantine`, in the scope with these labels."""
+        """As `quarantine`, in the scope with these labels; `digest` as of `ConversationStore.quarantine`."""
         if self._memory(labels).conversations.quarantine(thread, reason, digest):
             LOG.warning("%s: nothing is learned from conversation %s: %s", self.method, thread, reason)
 

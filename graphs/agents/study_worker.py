@@ -42,7 +42,7 @@ class StudyWorker:
             if self._ended:
                 return
             self._due.setdefault(scope, time.monotonic() + PAUSE)
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():  # a fork has no threads
                 self._thread = threading.Thread(target=self._run, name="learngraph-critic", daemon=True)
                 self._thread.start()
 

@@ -163,7 +163,7 @@ def test_odd_numbers_are_rewards(method: str, reward: Any, caplog: pytest.LogCap
 def test_what_is_no_number_is_no_reward(reward: Any) -> None:
     agent, learner, _ = make("icrl")
     agent.invoke({"messages": desk.ticket(0)[0]}, config("t0"))
-    with pytest.raises(UserError, match=r"a reward is a (finite )?number"):
+    with pytest.raises(UserError, match=r"reward is a (finite )?number"):
         learner.feedback("t0", reward=reward, tenant="acme")
     assert learner.status(tenant="acme").rated == 0
 
