@@ -8,11 +8,11 @@ from statistics import variance
 from typing import Any, ClassVar
 
 import pytest
-from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import StateGraph
+from scripted_chat import ScriptedChat
 from typing_extensions import TypedDict
 
 from learngraph.graphs import jitrl
@@ -302,9 +302,7 @@ def test_repeats_since_the_last_progress_are_recalled() -> None:
 
 
 def judge(*replies: str) -> Any:
-    from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
-
-    return GenericFakeChatModel(messages=iter([AIMessage(r) for r in replies]))
+    return ScriptedChat(replies=list(replies))
 
 
 def test_a_model_can_judge_the_steps() -> None:

@@ -8,6 +8,7 @@ from inspect import Parameter, signature
 from pathlib import Path
 
 import pytest
+from scripted_chat import ScriptedChat
 
 from learngraph.graphs import methods
 from learngraph.graphs.arms import blueprint
@@ -75,10 +76,7 @@ def test_the_fields_that_comparisons_share() -> None:
 
 def test_a_style_says_how_a_model_that_writes_is_asked() -> None:
     """One action a step here; the prompt is the style's, and so is the line with the vote."""
-    from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
-    from langchain_core.messages import AIMessage
-
-    model = GenericFakeChatModel(messages=iter([AIMessage("I am sure.\nMemory: yes\nAction: back")]))
+    model = ScriptedChat(replies=["I am sure.\nMemory: yes\nAction: back"])
     inputs = MethodInputs.with_chat_model(KeywordKeep(), MethodInputs(KeywordKeep()).journal, model)
     assert inputs.make_writing_policy is not None
     view = lambda state: {"brief": "", "instruction": "go", "steps": "", "observation": "here"}  # noqa: E731

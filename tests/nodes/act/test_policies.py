@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
-from langchain_core.messages import AIMessage
 
 from learngraph.memory.records import NO_ACTION, Candidate, Observation, Task, Transition
 from learngraph.memory.storage.journal import Journal
@@ -160,22 +158,13 @@ def test_logprobs_reads_no_prose(openai_server: Any, said: str) -> None:
 def test_asking_again_is_a_prompt_of_the_users_too(tmp_path: Path) -> None:
     (tmp_path / "ask").mkdir()
     (tmp_path / "ask" / "again.md").write_text("## user\nNein: $error")
-    heard: list[Any] = []
-
-    class Model(GenericFakeChatModel):
-        def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
-            heard.append(messages)
-            return super()._generate(messages, *args, **kwargs)
-
-    model = Model(messages=iter([AIMessage("?"), AIMessage(CONFIDENT)]))
+    model = ScriptedChat(replies=["?", CONFIDENT])
     ask(verbalized_policy(model, RecentStepsPrompt(Journal()), prompts=tmp_path), state())
-    assert heard[1][-1].content.startswith("Nein: asked for a JSON object")
+    assert model.prompt(1).startswith("Nein: asked for a JSON object")
 
 
 def test_verbalized_has_a_floor() -> None:
-    found = ask(
-        verbalized_policy(GenericFakeChatModel(messages=iter([AIMessage(CONFIDENT)])), RecentStepsPrompt(Journal())), state()
-    )
+    found = ask(verbalized_policy(ScriptedChat(replies=[CONFIDENT]), RecentStepsPrompt(Journal())), state())
     assert found[0].logit - found[1].logit == pytest.approx(math.log(1 / 0.001))
 
 
@@ -193,7 +182,7 @@ def test_verbalized_has_a_floor() -> None:
     ],
 )
 def test_verbalized_malformed_replies(reply: str, words: str) -> None:
-    policy = verbalized_policy(GenericFakeChatModel(messages=iter([AIMessage(reply)] * 3)), RecentStepsPrompt(Journal()))
+    policy = verbalized_policy(ScriptedChat(replies=[reply]), RecentStepsPrompt(Journal()))
     lost = policy.invoke(state())
     assert lost["candidates"] == [Candidate(NO_ACTION, 0.0)]
     assert words in lost["lost"]
@@ -224,5 +213,5 @@ def test_policies_that_choose_from_a_list_need_one(tiny: str) -> None:
     with pytest.raises(PolicyError, match="task t lists none at step 0"):
         ask(LocalPolicy(LocalChatModel(model=tiny), RecentStepsPrompt(Journal(), 0), Prompt.load("act/score")), state(()))
     free = '{"options": [{"action": "dance", "confidence": 100}]}'
-    policy = verbalized_policy(GenericFakeChatModel(messages=iter([AIMessage(free)])), RecentStepsPrompt(Journal()))
+    policy = verbalized_policy(ScriptedChat(replies=[free]), RecentStepsPrompt(Journal()))
     assert ask(policy, state(())) == [Candidate("dance", 0.0)]

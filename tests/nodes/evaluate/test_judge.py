@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, BaseMessage
+from pydantic import Field
+from scripted_chat import SayingChat, counted
 
 from learngraph.graphs import icrl
 from learngraph.graphs.baselines import best_of_n
@@ -38,17 +39,15 @@ from learngraph.tools.environments.writing import Writing
 TASK = Task("t-1", "make 24 of 4 4 6 8")
 
 
-class Heard(GenericFakeChatModel):
+class Heard(SayingChat):
     """Answers by a function of what it is asked, and keeps it."""
 
     says: Callable[[str], str]
-    heard: list[str]
+    heard: list[str] = Field(default_factory=list)
 
-    def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
+    def say(self, messages: list[BaseMessage], **options: Any) -> AIMessage:
         self.heard.append("\n".join(text(m) for m in messages))
-        counted = {"input_tokens": 10, "output_tokens": 2, "total_tokens": 12}
-        self.messages = iter([AIMessage(self.says(self.heard[-1]), usage_metadata=counted)])
-        return super()._generate(messages, *args, **kwargs)
+        return counted(self.says(self.heard[-1]), 10, 2)
 
 
 def model(*replies: str | Callable[[str], str]) -> Heard:
@@ -59,7 +58,7 @@ def model(*replies: str | Callable[[str], str]) -> Heard:
         reply = left.pop(0) if len(left) > 1 else left[0]
         return reply(asked) if callable(reply) else reply
 
-    return Heard(messages=iter([]), says=says, heard=[])
+    return Heard(says=says)
 
 
 def attempt(*actions: str, rewards: Sequence[float | None] = ()) -> tuple[Journal, dict[str, Any]]:
@@ -372,14 +371,14 @@ def test_a_seeded_model_draws_anew_in_the_other_order(ask: Any) -> None:
 
     class Seeded(Heard):
         seeded: bool = True
-        seeds: list[int]
+        seeds: list[int] = Field(default_factory=list)
 
-        def _generate(self, messages: Any, *args: Any, seed: int, **kwargs: Any) -> Any:
-            self.seeds.append(seed)
-            return super()._generate(messages, *args, **kwargs)
+        def say(self, messages: list[BaseMessage], **options: Any) -> AIMessage:
+            self.seeds.append(options["seed"])
+            return super().say(messages)
 
     journal, state = THREE
-    judge = Seeded(messages=iter([]), says=lambda asked: '{"score": 7}', heard=[], seeds=[])
+    judge = Seeded(says=lambda asked: '{"score": 7}')
     node = pairwise_judge(judge, journal, lambda task: "one text")
     ask(node, state)
     ask(node, state)

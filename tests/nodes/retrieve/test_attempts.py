@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_core.language_models import GenericFakeChatModel
-from langchain_core.messages import AIMessage
+from scripted_chat import ScriptedChat
 
 from learngraph.memory.attempts.buffer import Buffer
 from learngraph.memory.records import Observation, Shown, Strategy, Task, Trajectory, Transition
@@ -185,7 +184,7 @@ def test_a_prompt_shows_the_parts_of_two_methods_and_shortens_the_last_first() -
 
 
 def test_what_a_prompt_shows_is_read_by_its_policy() -> None:
-    model = GenericFakeChatModel(messages=iter([AIMessage("Action: lamp")]))
+    model = ScriptedChat(replies=["Action: lamp"])
     policy = act_policy(model, EpisodePrompt(journal=Journal(), show=[StrategyPart()]))
     assert {"strategy", "head", "task"} <= node_channels(policy).needs
     assert not node_channels(policy).may_read_more
