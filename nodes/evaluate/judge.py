@@ -45,7 +45,6 @@ from ..read_reply import Unreadable, answer_text, read_number, read_object, read
 from ..reply_schemas import NUMBER, STEP_REWARDS, reply_schema
 from ..state import EpisodePlace, HeadChannel, RewardChannels, TaskChannel
 from ..text import clip_text
-from .step_rewards import read_step_rewards
 
 __all__ = [
     "NO_REWARDS_REASON",
@@ -318,6 +317,7 @@ def _ask_for_steps(
     credits_future: bool = False,
 ) -> ModelJudge[Any, ModelRewards]:
     """Ask for a reward of each step. Gaps are asked for again; those that stay cost their steps alone."""
+    from .step_rewards import read_step_rewards  # for judges that ask a model
 
     def parse(reply: str, state: StepCount) -> tuple[list[float | None], str]:
         found = read_values(reply, "rewards")
