@@ -490,13 +490,19 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         Args:
             threads: ids of the threads.
             scope: the values of the scope, as in `feedback`. For all threads, the last names may be left out, and stand for all of
-                their values: `tenant="acme"` is that tenant with all of its users, and those without (`user_id=None`: these alone).
+                their values: `tenant="acme"` is that tenant with all of its users, and those without (`user_id=None`: these alone). With
+                `user="user_id"`, which is no part of the scope, `user_id="ann"` are her conversations.
 
         Raises:
             UserError: `threads` is None or a text, or nothing of one of the threads is kept; then nothing is deleted.
         """
         if threads == "all":
-            return sum(self.forget_in(labels, None) for labels in self._reached(scope, self.forget))
+            scope, user = self._split_user(scope)
+            reached = [(labels, self._memory(labels).conversations) for labels in self._reached(scope, self.forget)]
+            each = [
+                (labels, [one.id for one in kept.turns.all() if one.user == user] if user else None) for labels, kept in reached
+            ]
+            return sum(self.forget_in(labels, hers) for labels, hers in each if hers != [])
         return self.forget_in(self._labels(scope, self.forget), list(map(str, threads)))
 
     def forget_in(self, labels: tuple[str, ...], threads: Sequence[str] | None) -> int:
@@ -506,9 +512,9 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
     def export(self, **scope: ScopeValue) -> Iterator[dict[str, Any]]:
         """All that is kept of a scope, one plain object per conversation, with its agent and the values of its scope; the last names may
         be left out, as in `forget`."""
-        return (
-            one | scope_of(labels) for labels in self._reached(scope) for one in self._memory(labels).conversations.export()
-        )
+        scope, user = self._split_user(scope)
+        rows = ((labels, row) for labels in self._reached(scope) for row in self._memory(labels).conversations.export())
+        return (row | scope_of(labels) for labels, row in rows if user in ("", row["user"]))
 
     def memory(self, **scope: ScopeValue) -> Index:
         """The method's memory of a scope, with all that was learned until now: to look at, not to change; or to open it ahead."""
@@ -556,6 +562,12 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
     def reach(self, k: int) -> int:
         """The number to recall where `k` are wanted: more, where some may be left out."""
         return max(MOST_SHARED, k) if self.user.names else k
+
+    def _split_user(self, scope: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+        """The values of a scope, and the user among them as conversations name him, where `user=` is no part of it; empty: everybody."""
+        beside = [name for name in self.user.names if name in scope and name not in self.scope.names]
+        user = "".join(self.user.labels({name: scope[name] for name in beside})) if beside else ""
+        return {name: value for name, value in scope.items() if name not in beside}, user
 
     def _reached(self, scope: Mapping[str, Any], method: Callable[..., Any] | None = None) -> list[tuple[str, ...]]:
         prefix = self._labels_of(self.scope.labels(scope, to_last=True, beside=_arguments(method)))

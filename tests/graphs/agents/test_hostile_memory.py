@@ -99,6 +99,23 @@ def test_no_user_holds_more_than_a_share_of_what_another_is_shown(method: str) -
         make(method, user="user_id", max_user_share=0)
 
 
+def test_a_user_who_shares_a_memory_is_exported_and_forgotten_by_one_call() -> None:
+    agent, learner, _ = make("synapse", user="user_id")
+    for number, user in enumerate(("ann", "bob", "ann")):
+        run = {"configurable": {**config(f"t{number}")["configurable"], "user_id": user}}
+        agent.invoke({"messages": desk.ticket(4 * number)[0]}, run)
+        learner.feedback(f"t{number}", reward=1.0, tenant="acme")
+    assert [row["id"] for row in learner.export(tenant="acme", user_id="ann")] == ["t0", "t2"]
+    assert learner.forget(tenant="acme", user_id="cy") == 0
+    assert learner.forget(tenant="acme", user_id="ann") == 2
+    assert [row["id"] for row in learner.export(tenant="acme")] == ["t1"]
+    assert "t0" not in str(list(learner.export(tenant="acme"))), "what others were shown of hers is gone, too"
+    with pytest.raises(UserError, match="got user_id; the method takes tenant=, threads="):
+        learner.forget(["t1"], tenant="acme", user_id="bob")
+    with pytest.raises(UserError, match="got user_id"):
+        make("synapse")[1].forget(tenant="acme", user_id="ann")
+
+
 def test_no_user_holds_more_than_a_share_of_a_comparison_that_teaches_a_lesson() -> None:
     agent, learner, _ = make("lessons", user="user_id", group_size=5)
 
