@@ -102,7 +102,8 @@ def test_a_python_block_runs_alone_in_a_fresh_process(code: str, tmp_path: Path)
         half = len(scores) // 2
         assert sum(map(float, scores[half:])) > sum(map(float, scores[:half])), "an agent that a page shows learns"
     assert "walk.view" not in code or not at_prompt or printed in text("README.md")
-    assert 'print(learner.learn(tenant="acme"))' not in code or printed in text("graphs/agents/README.md")
+    if 'print(learner.learn(tenant="acme"))' in code:  # the shares are those of today's prompts
+        assert re.sub(r"\d+%", "", printed) in re.sub(r"\d+%", "", text("graphs/agents/README.md"))
     if at_prompt and "my-memory" in code:  # the folder outlives the process, and the output on the page is that of two runs
         again = run_alone(["pasted.py"], tmp_path)
         assert printed + again in text("README.md")
