@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, get_args, get_origin
 
@@ -36,7 +37,6 @@ from ..act.policies import PromptView, ShownEpisode, steps_text
 from ..ask import State
 from ..prompt import Prompt
 from ..state import EpisodeInput, ObservationChannel, PromptChannels, ShownChannel
-from .budget import KnownAttempts, select_within_budget
 
 __all__ = [
     "AttemptMemory",
@@ -267,7 +267,6 @@ class Compose:
     list_actions: bool = False
     """True: prompts list the admissible actions."""
     _sizes: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
-    _known: KnownAttempts = field(default_factory=KnownAttempts, init=False, repr=False, compare=False)
 
     def __call__(self, state: EpisodeToPrompt) -> PromptChannels:
         task, episode = state["task"], state["episode"]
@@ -289,11 +288,20 @@ class Compose:
         budget = min(self.window // 2, MAX_DEFAULT_BUDGET) if self.budget is None else self.budget
         room = min(budget, self.window - needed)
         if self.keep == "budget":
+            from .budget import select_within_budget  # here, too
+
             shown = select_within_budget(attempts, self._size, room, self.block, self._known)
         else:
             count = len(attempts) if self.keep == "all" else self.last
             shown = self._newest_that_fit(attempts[max(len(attempts) - count, 0) :], needed)
         return {"shown": shown, "mode": instruction(self.strategy, episode, self.one_based)}
+
+    @cached_property
+    def _known(self) -> Any:
+        """The `KnownAttempts` of all rounds."""
+        from .budget import KnownAttempts
+
+        return KnownAttempts()
 
     def _newest_that_fit(self, attempts: Sequence[Trajectory], needed: int) -> list[Shown]:
         """The last of these, whole, that fit beside `needed` tokens and a running attempt as long as the longest of them."""
