@@ -101,7 +101,7 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
     """
 
     method: ClassVar[str] = "jitrl"
-    needs: ClassVar[str] = "a reward, and a call of a tool in decide="
+    needs: ClassVar[str] = "a reward, a call of a tool in decide=, and states that are alike"
 
     def __init__(
         self,

@@ -26,6 +26,7 @@ from langchain_core.messages import AnyMessage
 from langgraph.store.base import BaseStore
 
 from ...memory.conversations.messages import StateKey, goal_and_last_turn
+from ...memory.conversations.origins import WITHHELD
 from ...memory.conversations.recorded import ConversationSource
 from ...memory.conversations.screen import Screen
 from ...memory.conversations.store import Conversation, ConversationStore, Rating, RatingOptions, finite_reward
@@ -109,6 +110,10 @@ class ScopeMemory(Generic[Index]):
     """The greatest similarity where nothing was alike enough; None: not measured."""
     users: dict[str, str] = field(default_factory=dict)
     """Id of a trajectory -> its user."""
+    early: int = 0
+    """Model calls that came before anything was there to be recalled."""
+    withheld: dict[str, set[str]] = field(default_factory=dict)
+    """Tool -> ids of trajectories that have its results without their words."""
     opening: threading.Thread | None = None
     """The thread that reads a large memory, while it does."""
 
@@ -127,7 +132,7 @@ class ScopeMemory(Generic[Index]):
             return
         has_room = "left_out" not in entry
         is_shown = has_room or entry.get("added_tokens", 0) > 0
-        self.consulted += 1
+        self.consulted, self.early = self.consulted + 1, self.early + (not getattr(self.index, "reflections", self.ids))
         self.recalled += bool(entry["recalled"] or not has_room) and is_shown
         self.left_out, self.unshown = self.left_out + (not has_room), self.unshown + (not is_shown)
         if "unwritten" in entry:
@@ -198,8 +203,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
 
     method: ClassVar[str] = ""
     """Name of the method in records."""
-    needs: ClassVar[str] = "feedback with a reward"
-    """What a conversation takes to be recalled."""
+    needs: ClassVar[str] = ""
+    """What a conversation takes to be recalled beside feedback of any kind."""
     remedy: ClassVar[str] = LearnerStatus.remedy
 
     def __init__(self, store: BaseStore | str | Path | None = None, **options: Unpack[ScopeOptions]) -> None:
@@ -312,9 +317,12 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             said = f"max_added_tokens had no room for all that was recalled in {plural(memory.left_out, 'model call')}"
             notes += (f"{said}, and for none of it in {memory.unshown:,} of these",)
         notes += tuple(f"{what}: {plural(n, 'time')}, the last for {why}" for what, (n, why) in memory.failures.items())
+        for tool, ids in memory.withheld.items():
+            where, own = f"in {len(ids)} of {plural(rated, 'rated conversation')}", f"Screen(trusted_tools=({tool!r},))"
+            notes += (f"the words of {tool} are not kept {where}; if they are the app's own, {own} keeps them",)
         remedy = self.remedy + (", or similarity=, by meaning" if hasattr(self, "similarity") else "")
         about: Any = {"needs": self.needs, "remedy": remedy, "notes": notes, "quarantined": len(kept), "held": sum(kept)}
-        counts = memory.consulted, memory.recalled, memory.unshown
+        counts = memory.consulted, memory.recalled, memory.unshown, memory.early
         return LearnerStatus(self.method, rated, *counts, nearest=memory.nearest, **about)
 
     def learn(self, **scope: ScopeValue) -> LearnerStatus:
@@ -671,7 +679,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
                 return None
             if changed is None:
                 memory.index, changed = self.make_index(), memory.conversations.trajectories.all()
-                memory.ids = set()
+                memory.ids, memory.withheld = set(), {}
             memory.seen = seen  # only now: a store that failed is read again
             memory.ids |= {one.id for one in changed}
             for one in changed:
@@ -679,6 +687,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
                     for step in one.transitions:
                         finite_reward(step.reward or 0.0)
                     memory.users[one.id] = one.user
+                    for tool in {tool for step in one.transitions for tool in WITHHELD.findall(step.observation)}:
+                        memory.withheld.setdefault(tool, set()).add(one.id)
                     if one.id not in memory.ledger.retired and (form := self.adapt(one)) is not None:
                         memory.index.add(form)
                 except UserError as error:  # one that is damaged must not keep all others from being remembered

@@ -27,8 +27,10 @@ class LearnerStatus:
     """Of these, the ones for which memory had something, and room to show it."""
     unshown: int = 0
     """The ones for which `max_added_tokens` had no room for any of it."""
-    needs: str = "feedback with a reward"
-    """What a conversation takes to be recalled."""
+    early: int = 0
+    """Model calls that came before anything was there to be recalled."""
+    needs: str = ""
+    """What a conversation takes to be recalled beside feedback of any kind."""
     remedy: str = "states are hardly ever alike; give a state_key that names the kind of case"
     """What would have more recalled."""
     nearest: float | None = None
@@ -86,7 +88,9 @@ class LearnerStatus:
                 f"the critic has kept no lesson of what it studied, {self.studied} in all, so that there is nothing to recall"
             )
         elif is_written and self.rated and self.consulted >= FEW and not self.nearest and not self.share:
-            found.append(f"nothing that was rated is recalled: that takes {self.needs}")
+            why = f"is recalled: that takes {self.needs}" if self.needs else f"was alike: {self.remedy}"
+            early = f"all {plural(self.consulted, 'model call')} came before there was anything to recall"
+            found.append(early if self.early == self.consulted else f"nothing that was rated {why}")
         elif self.rated and self.consulted and is_known and self.share < LOW_SHARE:
             near = f", where the nearest had similarity {self.nearest:.2f}" if self.nearest is not None else ""
             found.append(f"recalled in {self.share:.0%} of {plural(self.consulted, 'model call')}: {self.remedy}{near}")

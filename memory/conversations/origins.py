@@ -57,6 +57,10 @@ _PLAIN = re.compile(r"[a-z_]{1,20}")
 """A word that says what is done, such as `express`: no name, number or address."""
 
 
+WITHHELD = re.compile(r"^(.+): \[a text.*; its words are not kept\]$", re.MULTILINE)
+"""A tool's result in what was read, of which the names of its fields are kept."""
+
+
 class _Result(NamedTuple):
     tool: str
     told: str

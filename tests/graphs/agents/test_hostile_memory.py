@@ -7,6 +7,7 @@ from typing import Any
 import help_desk as desk
 import pytest
 from help_desk import play
+from langchain.agents import create_agent
 from langchain_core.tools import tool
 from learning_agents import BY_ISSUE, METHODS, PLAIN, advice, config, make
 
@@ -97,6 +98,27 @@ def test_no_user_holds_more_than_a_share_of_what_another_is_shown(method: str) -
         agent.invoke({"messages": "It is late."}, config("x"))
     with pytest.raises(UserError, match="max_user_share is the share of one user in what others are shown"):
         make(method, user="user_id", max_user_share=0)
+
+
+def test_status_names_the_tools_whose_words_are_not_kept_and_calls_that_came_too_early() -> None:
+    def handbook(order: str) -> str:
+        """Read the handbook."""
+        return (
+            "A parcel that is late by more than nine days is refunded, and one that came in pieces is replaced at once by us."
+        )
+
+    handbook.__name__ = "lookup_order"
+    for screen, said in ((Screen(), True), (Screen(trusted_tools=("lookup_order",)), False)):
+        learner = make("synapse", screen=screen)[1]
+        agent = create_agent(desk.GuessingClerk(), [handbook, desk.resolve], middleware=[learner])
+        for number in range(8):
+            agent.invoke({"messages": desk.ticket(number)[0]}, config(f"t{number}"))
+        for number in range(2):
+            learner.feedback(f"t{number}", reward=1.0, tenant="acme")
+        status = str(learner.status(tenant="acme"))
+        words = "the words of lookup_order are not kept in 2 of 2 rated conversations; if they are the app's own, Screen(trusted_tools="
+        assert (words in status) == said
+        assert "all 24 model calls came before there was anything to recall" in status
 
 
 def test_a_user_who_shares_a_memory_is_exported_and_forgotten_by_one_call() -> None:

@@ -239,6 +239,10 @@ def test_ten_praises_are_enough_for_a_decision_to_be_taken() -> None:
 def test_status_says_what_would_make_states_alike() -> None:
     assert "25% of 40 model calls: states are hardly ever alike; give a state_key" in str(LearnerStatus("jitrl", 9, 40, 10))
     assert LearnerStatus("jitrl", 9, 40, 30).problems == ()
+    assert LearnerStatus("icrl", 9, 40, 0, early=40).problems == (
+        "all 40 model calls came before there was anything to recall",
+    )
+    assert LearnerStatus("icrl", 9, 40, 0, early=9).problems[0].startswith("nothing that was rated was alike: states are")
     assert "state_key" not in str(LearnerStatus("reasoning-bank", 9, 40, 0, waiting=9))
 
 
