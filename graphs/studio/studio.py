@@ -54,6 +54,7 @@ class Studio:
             "explain": lambda view, branch, number: self._recorded(view).explain(str(branch), _whole(number)),
             "walk_from": self._walk_from,
             "form": lambda branch, channel, index=None: self._open_walk().edit_form(str(branch), str(channel), index),
+            "compare": lambda branch, other: self._open_walk().compare(str(branch), str(other)),
             "live": lambda: self._open_walk().live(),
         }
         if name not in questions:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...memory.errors import UserError
 from ...tools.notebook.pauses import find_subgraph
-from ...tools.notebook.walk import Walk, names_of
+from ...tools.notebook.walk import Walk, compare, names_of
 from ..wiring.flow import to_mermaid
 from .forms import answer_form, channel_form, question_text, read_answer, read_channel
 from .running import Running
@@ -206,6 +206,12 @@ class WalkSession:
                 for n in range(start, min(start + count, len(path)))
             ],
         }
+
+    def compare(self, branch: str, other: str) -> dict[str, Any]:
+        """Two walks channel by channel, where they part and where they stand."""
+        one, two = self._find(branch), self._find(other)
+        found = compare(one.walk, two.walk)
+        return {"title": found.title, "head": [*found.head[:2], one.name, two.name], "rows": found.rows}
 
     def edit_form(self, branch: str, channel: str, index: int | None = None) -> dict[str, Any]:
         """The form of a channel, or of a message in it, at the place where a branch stands."""

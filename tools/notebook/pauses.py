@@ -68,10 +68,8 @@ class _Pauses:
         return bool(self.compiled) or _wish.get() is not None
 
     def __contains__(self, node: str) -> bool:
-        if node == "__start__":
-            return False
-        if self.compiled == "*" or node in self.compiled:
-            return True
+        if node == "__start__" or self.compiled == "*" or node in self.compiled:
+            return node != "__start__"
         wanted = _wish.get()
         return wanted is not None and wanted[0].is_pause(self.graph, wanted[1], node)
 
@@ -82,9 +80,7 @@ def pause_in(graph: Graph, inside: Sequence[Invocation], nodes: Any, around: Any
     if not inside:
         yield
         return
-    graphs = list[Any]()
-    for depth in range(len(inside)):
-        graphs.append(innermost(graph, inside[: depth + 1]))
+    graphs: list[Any] = [innermost(graph, inside[: depth + 1]) for depth in range(len(inside))]
     for one in graphs:
         if not isinstance(one.interrupt_before_nodes, _Pauses):
             one.interrupt_before_nodes = _Pauses(one)

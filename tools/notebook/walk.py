@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -96,8 +96,7 @@ class Walk:
             self.graph = self.graph.copy({"store": BranchingStore(self.graph.store)})
         self._is_asynchronous = is_asynchronous(self.graph)
         if self._now is None and "checkpoint_id" not in self.place["configurable"]:
-            self._now = self.graph.get_state(self.place)
-            self.place = self._now.config
+            self.place = self._snapshot().config
 
     def _snapshot(self) -> StateSnapshot:
         if self._now is None:
@@ -414,9 +413,8 @@ class Walk:
         check_names(self.here, channels)
         path = self.path()
         now, before = self.state, path[-2].values if len(path) > 1 else {}
-        names = channels or tuple(now)
         rows, changed = list[tuple[str, str, str]](), set[int]()
-        for name in filter(now.__contains__, names):
+        for name in filter(now.__contains__, channels or now):
             new, old = channel_rows(name, now[name]), channel_rows(name, before[name]) if name in before else []
             if now[name] != before.get(name):
                 changed |= {len(rows) + i for i, row in enumerate(new) if old[i : i + 1] != [row]} or {len(rows)}
@@ -623,29 +621,51 @@ def start(graph: Graph, input: Any = None, thread: str | None = None, config: Ru
     return Walk(graph, place, config=given)
 
 
-def compare(one: Walk, other: Walk, before: str, show: Sequence[str]) -> Table:
-    """A table of two runs side by side: the channels `show` at every pause before the node `before`; differences are highlighted.
+def compare(one: Walk, other: Walk, before: str = "", show: Sequence[str] = ()) -> Table:
+    """A table of two runs side by side; differences are highlighted.
+
+    Args:
+        before: a node, at every pause before which the channels `show` stand in a line. None is named: a line holds a channel in which
+            the runs differ, where they part and where they stand now.
+        show: names of channels; of all, if none is named.
 
     Raises:
         StepperError: neither has such a node or channel.
     """
+    known = {**one.here.builder.channels, **other.here.builder.channels}
+    check_names(one.here, [name for name in show if name not in known])
+    show, paths = show or list(known), [_moments(walk) for walk in (one, other)]
+    if not before:
+        pairs = ((n, a, b) for n, (a, b) in enumerate(zip(*paths, strict=False)) if a.config != b.config)
+        parts = (_differences(f"moment {n}", a, b, show) for n, a, b in pairs)
+        found = [*next(filter(None, parts), []), *_differences("now", paths[0][-1], paths[1][-1], show)]
+        return Table(
+            ("", "channel", "first run", "second run ′"), tuple(found), title="where they part, and where they stand now"
+        )
     one._check_stops([before] if before not in _nodes(other.here) else ())
-    check_names(one.here, [name for name in show if name not in other.here.builder.channels])
-    pairs = list(zip_longest(_states_before(one, before), _states_before(other, before)))
+    states = list(zip_longest(*([moment.values for moment in path if before in moment.next] for path in paths)))
     rows = tuple(
         (str(i), *(to_line(values[name]) if values and name in values else "–" for name in show for values in pair))
-        for i, pair in enumerate(pairs)
+        for i, pair in enumerate(states)
     )
     marked = frozenset(i for i, row in enumerate(rows) if row[1::2] != row[2::2])
     head = ("", *(f"{name}{which}" for name in show for which in ("", " ′")))
     return Table(head, rows, marked, title=f"before {before}: first run | second run ′")
 
 
-def _states_before(walk: Walk, node: str) -> Iterator[dict[str, Any]]:
-    for moment, after in pairwise([*walk.path(), None]):
-        edited = after is not None and _source(after) == "update"  # then the next moment replaces this one
-        if moment is not None and node in moment.next and not edited:
-            yield moment.values
+def _differences(place: str, one: StateSnapshot, other: StateSnapshot, names: Sequence[str]) -> list[tuple[str, ...]]:
+    """The lines of two moments that differ: place, channel, and both; `next` is what is about to run."""
+    told = [{"next": names_of(moment.next) or "the end", **moment.values} for moment in (one, other)]
+    found = list[tuple[str, ...]]()
+    for name in ("next", *names):
+        lines = [channel_rows("", values[name]) if name in values else [] for values in told]
+        found += [(place, name, a[1], b[1]) for a, b in zip_longest(*lines, fillvalue=("", "–", "")) if a[1:] != b[1:]]
+    return found
+
+
+def _moments(walk: Walk) -> list[StateSnapshot]:
+    """The moments that led to a walk's place, without those that an edit has replaced."""
+    return [moment for moment, after in pairwise([*walk.path(), None]) if moment and not (after and _source(after) == "update")]
 
 
 def _source(moment: StateSnapshot) -> str:

@@ -156,6 +156,9 @@ async def test_a_method_is_walked_with_the_keyboard_alone(tmp_path: Path, monkey
             await opened.ask("Input.insertText", text="7")
             await press(opened, "Enter")
             await until(opened, "document.querySelector('[aria-label=moments]').textContent.includes('edit')")
+            choose = "const is = document.querySelector('.forks + label select'); is.value = is.options[1].value"
+            await opened.run(f"{{ {choose}; is.dispatchEvent(new Event('change', {{ bubbles: true }})); }}")
+            await until(opened, "document.querySelector('.compared tbody')?.textContent.includes('score')")
             await opened.run("document.querySelector('.menu summary').click()")
             await opened.run("document.querySelector('[aria-label=\"pause after act\"]').click()")
             await until(opened, "document.querySelectorAll('circle.break').length === 1")

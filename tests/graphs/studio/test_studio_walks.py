@@ -127,6 +127,8 @@ def test_back_and_fork_leave_what_was_taken_in_the_tree() -> None:
     assert [row["title"] for row in walks.moments(seen["current"], 0, 9)["rows"]] == ["start", "add", "edit"]
     assert current(act(walks, "finish"))["count"] == 4
     assert walks.moments("b0", 0, 100)["count"] == 7
+    found = walks.compare(seen["current"], "b0")
+    assert (found["head"][2:], found["rows"][0]) == (["what-if 3", "run 1"], ("moment 1", "number", "9", "1"))
 
 
 def test_a_tab_that_saw_another_place_runs_nothing() -> None:

@@ -82,6 +82,9 @@ def test_forks_do_not_move_each_other() -> None:
     differing = compare(walk, other, before="note", show=["n"])
     assert differing.rows == (("0", "1", "1"), ("1", "2", "2"), ("2", "3", "4"), ("3", "4", "6"), ("4", "5", "–"))
     assert differing.marked == {2, 3, 4}
+    ends = [("now", "n", "5", "6"), ("now", "by", "1", "2"), ("now", "trail", "5 of these: 1", "4 of these: 1")]
+    assert compare(walk, other).rows == (("moment 3", "by", "1", "2"), *ends)
+    assert compare(walk, walk.fork()).rows == ()
 
 
 def test_a_walk_can_take_up_a_run_that_is_there() -> None:

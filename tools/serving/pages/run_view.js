@@ -5,7 +5,7 @@ import { Form } from "./form.js";
 import { GraphPicture, Legend } from "./graph.js";
 import { Help } from "./help.js";
 import { LongList } from "./list.js";
-import { Decision, Explanation, Memory, StateTable, Value } from "./values.js";
+import { Cells, Decision, Explanation, Memory, StateTable, Value } from "./values.js";
 
 const PAGE = 100, WAIT = 1000;
 
@@ -109,7 +109,7 @@ function Breakpoints({ nodes, breaks, act }) {
 export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = null, unsaved = null }) {
   const [overview, setOverview] = useState(null), [branch, setBranch] = useState(""), [at, setAt] = useState(-1);
   const [moment, setMoment] = useState(null), [problem, setProblem] = useState(null), [mine, setBusy] = useState(false), [stopping, setStopping] = useState(false);
-  const [asking, setAsking] = useState(null), [running, setLive] = useState([]), [why, setWhy] = useState(null), [follow, setFollow] = useState(true), [help, setHelp] = useState(false), [held, setHeld] = useState(null);
+  const [asking, setAsking] = useState(null), [running, setLive] = useState([]), [why, setWhy] = useState(null), [follow, setFollow] = useState(true), [help, setHelp] = useState(false), [held, setHeld] = useState(null), [compared, setCompared] = useState(null);
   const seen = useRef({}), root = useRef(null), turn = useRef(0);
   const missed = (error) => seen.current.mine || report(error);  // this tab may be dropping the branch that it asked about; it asks anew then
   const report = (error) => setProblem({ text: error.message, trace: error.details?.traceback });
@@ -229,6 +229,8 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
   };
   if (!overview) return html`<div ref=${root}>${problem ? html`<p role="alert" class="note bad">${problem.text}</p>` : html`<p class="loading">Loading …</p>`}</div>`;
   const graph = overview.graphs[shown?.graph ?? ""], nodes = graph?.nodes.map((node) => node.name).filter((name) => name !== "START" && name !== "END") ?? [];
+  const others = live ? overview.branches.filter((one) => one.id !== branch && one.graph === shown?.graph) : [];
+  const compare = (other) => other && ask("compare", { branch, other }).then((found) => setCompared({ ...found, of: branch }), report);
   const choose = (id) => { setAsking(null); setBranch(id); setAt((overview.branches.find((one) => one.id === id)?.count ?? 0) - 1); };
   const isChat = Boolean(overview.form?.schema.properties?.messages), isNew = live && !overview.branches.length;
   const episode = overview.branches.findIndex((one) => one.id === branch);
@@ -253,9 +255,13 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
     ${graph && html`<div class="card"><${GraphPicture} graph=${graph} lit=${moment?.lit ?? []} passes=${moment?.passes ?? null} breaks=${overview.breaks ?? []}
       pick=${live && can.includes("until") ? (node) => act("until", { node }) : null}/><${Legend} graph=${graph}/></div>`}
     ${isNew && !overview.form && html`<p class="soft">No run has begun: New run begins one.</p>`}
+    ${compared?.of === branch && html`<div class="card compared"><div class="head"><h3>${compared.head.slice(2).join(" and ")} <span class="soft">${compared.title}</span></h3><button type="button" class="plain" onClick=${() => setCompared(null)}>close</button></div>
+      ${compared.rows.length ? html`<${Cells} table=${compared}/>` : html`<p>They are the same.</p>`}</div>`}
     ${!isNew && html`<div class="columns">
       <div>
-        <div class="card"><h3>${live ? "Fork tree" : "Episodes"}</h3>${live ? html`<${ForkTree} overview=${overview} branch=${branch} at=${at} choose=${choose}/>`
+        <div class="card"><h3>${live ? "Fork tree" : "Episodes"}</h3>${live ? html`<${ForkTree} overview=${overview} branch=${branch} at=${at} choose=${choose}/>
+            ${others.length > 0 && html`<label class="soft">compare with <select onChange=${(event) => { compare(event.currentTarget.value); event.currentTarget.value = ""; }}>
+              <option value="">another walk …</option>${others.map((one) => html`<option value=${one.id}>${one.name}</option>`)}</select></label>`}`
           : html`<${LongList} label="episodes" height=${156} count=${overview.branches.length} selected=${episode} need=${() => {}} choose=${(i) => choose(overview.branches[i].id)}
             rows=${(i) => ({ title: overview.branches[i].name, text: `${overview.branches[i].count} steps, ${overview.branches[i].note}` })}/>`}</div>
         <div class="card"><h3>${live ? "Moments" : "Steps"} <span class="soft">${shown?.name ?? ""}</span></h3>

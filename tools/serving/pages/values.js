@@ -1,7 +1,7 @@
 // A state as folded tables, and a decision as bars. All texts are strangers' words: they become text nodes only.
 const { html } = viewLibrary;
 
-function Cells({ table }) {
+export function Cells({ table }) {
   return html`<div class="scroll" tabindex="0" role="region" aria-label="table"><table><thead><tr>${table.head.map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
     <tbody>${table.rows.map((row) => html`<tr>${row.map((cell) => html`<td>${cell}</td>`)}</tr>`)}</tbody></table></div>`;
 }
