@@ -36,6 +36,8 @@ LIVEZ: dict[str, str] = {}
 """URL of a server -> URL of its process for signs of life."""
 PIDS: dict[str, int] = {}
 """URL of a server -> its process."""
+UNTIMED = 12
+"""First feedbacks of the user who waits for versions; he waits for none of theirs."""
 PLACES = ["kitchen", "pantry", "garden", "cellar", "hall", "attic", "shed", "library", "corridor", "bedroom"]
 
 
@@ -190,7 +192,7 @@ async def wait_for_newer_version(url: str, key: str, model: str, times: int) -> 
             async with client.post("/v1/chat/completions", json=asked(draw, 4) | {"model": model}) as answer:
                 return answer.headers["x-experience-id"], answer.headers["x-policy-version"]
 
-        for number in range(times + 12):
+        for number in range(times + UNTIMED):
             id, version = await chat()
             word = ("raft", "opal", "umber")[number % 3]  # another wish each time: what is learned already makes no version
             told = {"response_id": id, "reward": -1, "text": f"broke end : end with {word} ."}
@@ -198,11 +200,11 @@ async def wait_for_newer_version(url: str, key: str, model: str, times: int) -> 
             async with client.post("/v1/feedback", json=told) as answer:
                 if (await answer.json())["state"] == "held":  # for the gate: no version learns from it
                     continue
-            while number >= 12 and (await chat())[1] == version:
+            while number >= UNTIMED and (await chat())[1] == version:
                 if time.perf_counter() - began > 20:
                     return found
                 await asyncio.sleep(0.01)
-            found += [time.perf_counter() - began] if number >= 12 else []
+            found += [time.perf_counter() - began] if number >= UNTIMED else []
     return found
 
 
@@ -310,13 +312,16 @@ def main() -> None:
     ):
         found = asyncio.run(rounds({"idle": idle, "training": training}, key, options))
         times = 0 if options.learner == "off" else 5 if options.quick else 20
+        before = cpu_seconds(PIDS[training])[1]
         waits = asyncio.run(wait_for_newer_version(training, key, options.model, times)) if times else []
+        used = cpu_seconds(PIDS[training])[1] - before
     report_all(found, options.calm, options.streams)
     if waits:
         note = f"slowest {max(waits):.1f} s; {len(waits)} of {times} came"
         report(
             "from feedback to a reply of a newer version, one user, median", [share(waits, 0.5)], "ms", at_most=500, note=note
         )
+        report("CPU of the learner for each feedback of this user", [1000 * used / (times + UNTIMED)], "ms")
 
 
 if __name__ == "__main__":
