@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 from threading import Event
 from time import monotonic
 from typing import Any
@@ -13,6 +14,7 @@ from langgraph.types import StateSnapshot
 
 from ...memory.errors import UserError
 from ...tools.notebook.walk import Walk
+from .shown_moments import is_edit
 
 __all__ = []
 
@@ -73,24 +75,27 @@ class Running:
         self._began.clear()
         self._words.clear()
 
-    def cost(self, moment: StateSnapshot) -> str:
-        """The time and the tokens of what ran after a moment, in words; empty where they were not measured."""
-        return cost_words(*self._sums(moment)[1:])
+    def cost(self, before: StateSnapshot, after: StateSnapshot) -> str:
+        """The time and the tokens of what ran between two moments, in words; empty where they were not measured."""
+        return "" if is_edit(after) else cost_words(*self._sums(before))
 
-    def _sums(self, moment: StateSnapshot) -> tuple[int, float, int]:
+    def _sums(self, moment: StateSnapshot) -> tuple[float, int]:
         known = [task.id for task in moment.tasks if task.id in self._seconds]
-        return len(known), max((self._seconds[id] for id in known), default=0.0), sum(self._tokens[id] for id in known)
+        return max((self._seconds[id] for id in known), default=0.0), sum(self._tokens[id] for id in known)
 
     def costs(self, path: Sequence[StateSnapshot]) -> list[list[str]]:
-        """Node, times, and time and tokens in words, for what ran after the moments of a path; the slowest node first."""
+        """Node, times, and time and tokens in words, for what ran on a path, as often as its arrows say; the slowest node first.
+
+        Nothing where nothing was measured.
+        """
         sums: dict[str, tuple[int, float, int]] = {}
-        for moment in path:
-            if (found := self._sums(moment))[0]:
-                name = " and ".join(dict.fromkeys(moment.next))
-                times, seconds, tokens = sums.get(name, (0, 0.0, 0))
-                sums[name] = times + 1, seconds + found[1], tokens + found[2]
+        for before in [before for before, after in pairwise(path) if not is_edit(after)]:
+            name, (more, further) = " and ".join(dict.fromkeys(before.next)), self._sums(before)
+            times, seconds, tokens = sums.get(name, (0, 0.0, 0))
+            sums[name] = times + 1, seconds + more, tokens + further
         slowest = sorted(sums.items(), key=lambda one: -one[1][1])
-        return [[name, f"{times}×", cost_words(seconds, tokens)] for name, (times, seconds, tokens) in slowest]
+        shown = [[name, f"{times}×", cost_words(seconds, tokens)] for name, (times, seconds, tokens) in slowest]
+        return shown if any(cost for *_, cost in shown) else []
 
 
 def cost_words(seconds: float, tokens: int) -> str:

@@ -37,7 +37,7 @@ def title_of(path: Sequence[StateSnapshot], number: int) -> dict[str, str]:
     if number == 0:
         return {"title": "start", "text": f"before {names_of(path[0].next)}"}
     before = path[number - 1]
-    if _is_edit(path[number]):
+    if is_edit(path[number]):
         return {"title": "edit", "text": "values written by hand"}
     wrote = {name: value for node in dict.fromkeys(before.next) for name, value in _result(before, node).items()}
     return {"title": names_of(before.next), "text": ", ".join(_brief(name, value) for name, value in wrote.items())}
@@ -51,7 +51,8 @@ def _brief(name: str, value: Any) -> str:
     return f"{name} {to_line(value, 24)}" if isinstance(value, str | int | float) else name
 
 
-def _is_edit(moment: StateSnapshot) -> bool:
+def is_edit(moment: StateSnapshot) -> bool:
+    """True if a moment was made by hand: no node ran to reach it."""
     return (moment.metadata or {}).get("source") == "update"
 
 

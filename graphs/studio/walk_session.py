@@ -202,7 +202,7 @@ class WalkSession:
             "start": start,
             "count": len(path),
             "rows": [
-                title_of(path, n) | {"cost": self._running.cost(path[n - 1]) if n else ""}
+                title_of(path, n) | {"cost": self._running.cost(*path[n - 1 : n + 1]) if n else ""}
                 for n in range(start, min(start + count, len(path)))
             ],
         }
@@ -232,7 +232,7 @@ class WalkSession:
             found.walk, found.path[: number + 1], {box["name"] for box in boxes if box.get("role") == "memory"}
         )
         shown["memory"]["written"] = show_writes(found.walk, found.path, number)
-        shown["costs"] = self._running.costs(found.path[:number])
+        shown["costs"] = self._running.costs(found.path[: number + 1])
         shown["unset"] = [name for name in found.walk.here.output_channels if name not in found.path[number].values]
         return shown
 

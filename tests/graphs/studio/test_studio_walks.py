@@ -124,8 +124,12 @@ def test_back_and_fork_leave_what_was_taken_in_the_tree() -> None:
     seen = walks.act("fork", "b0", seen["branches"][0]["place"], at=1)
     assert (current(seen)["name"], current(seen)["parent"], current(seen)["count"]) == ("what-if 3", "b0", 2)
     seen = act(walks, "edit", channel="number", value=9)
-    assert [row["title"] for row in walks.moments(seen["current"], 0, 9)["rows"]] == ["start", "add", "edit"]
+    rows = walks.moments(seen["current"], 0, 9)["rows"]
+    assert [(row["title"], bool(row["cost"])) for row in rows] == [("start", False), ("add", True), ("edit", False)]
     assert current(act(walks, "finish"))["count"] == 4
+    ends = walks.moment(seen["current"], 3)
+    assert sorted((name, times) for name, times, _ in ends["costs"]) == [("add", "1×"), ("check", "1×")]
+    assert sum(times for _, target, times in ends["passes"] if target == "check") == 1
     assert walks.moments("b0", 0, 100)["count"] == 7
     found = walks.compare(seen["current"], "b0")
     assert (found["head"][2:], found["rows"][0]) == (["what-if 3", "run 1"], ("moment 1", "number", "9", "1"))
