@@ -222,16 +222,7 @@ RUN_METRICS = (
 )
 """The columns of the table of `learngraph run METHOD`."""
 LEARNING_METRICS = (
-    "avg",
-    "pass",
-    "lessons",
-    "tool-calls",
-    "steps",
-    "calls",
-    "tokens",
-    "episode-tokens",
-    "dollars",
-    "episode-dollars",
+    *("avg", "pass", "lessons", "tool-calls", "steps", "calls", "tokens", "episode-tokens", "dollars", "episode-dollars"),
 )
 """The same where a method learns on other problems than it plays."""
 
