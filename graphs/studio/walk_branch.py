@@ -24,6 +24,8 @@ class WalkBranch:
     """Number of the moment at which it left its parent."""
     level: int = 0
     """Number of graphs around the one in which it was forked."""
+    is_turn: bool = False
+    """True of the next turn of a chat: it began where its parent had ended, and its moments count from there."""
     path: list[StateSnapshot] = field(default_factory=list)
     end: tuple[RunnableConfig, tuple[str, ...]] | None = None
     """The place up to which `path` was read, and the nodes that were about to run: Python may have moved the walk on since."""
@@ -45,4 +47,4 @@ class WalkBranch:
     @property
     def is_at_fork(self) -> bool:
         """True if it has taken no step of its own."""
-        return bool(self.parent) and len(self.walk.inside) == self.level and self.here <= self.fork_at
+        return bool(self.parent) and not self.is_turn and len(self.walk.inside) == self.level and self.here <= self.fork_at

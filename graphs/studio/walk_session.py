@@ -147,6 +147,7 @@ class WalkSession:
             "name": branch.name,
             "parent": branch.parent,
             "fork_at": branch.fork_at,
+            "is_turn": branch.is_turn,
             "count": len(branch.path),
             "place": branch.place,
             "state": "paused" if branch.walk.next else "at the end",
@@ -342,7 +343,7 @@ class WalkSession:
         """The next turn of a chat, from the end of a branch."""
         self._runs += 1
         walk = replace(branch.walk).go_on({"messages": text})
-        self._open(WalkBranch(f"b{next(self._ids)}", f"turn {self._runs}", walk, branch.id, branch.here))
+        self._open(WalkBranch(f"b{next(self._ids)}", f"turn {self._runs}", walk, branch.id, branch.here, is_turn=True))
         return self._branches[self._current]
 
     def _fork(self, branch: WalkBranch, at: int) -> WalkBranch:

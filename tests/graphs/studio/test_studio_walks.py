@@ -363,14 +363,17 @@ def test_an_agent_is_talked_to_and_a_call_is_edited_by_its_tools_schema() -> Non
         ("model", "2×", True)
     ]
     assert current(act(walks, "say", text="Again"))["name"] == "turn 2"
-    assert len(walks.walks["turn 2"].state["messages"]) == 8
+    turn = walks.walks["turn 2"]
+    back = current(act(walks, "back"))  # what was taken stays in the tree, of a later turn too
+    assert (back["name"], back["parent"], back["fork_at"]) == ("what-if 1", "b1", 2)
+    assert (turn.branch, len(turn.state["messages"])) == (None, 8)
     form = walks.edit_form("b0", "messages", 1)
     (args,) = form["schema"]["properties"]["calls"]["prefixItems"]
     assert (args["properties"]["how"]["enum"], form["value"]["calls"]) == (["refund", "replace"], [{"how": "refund"}])
     value = {**form["value"], "calls": [{"how": "replace"}]}
     place = seen["branches"][0]["place"]
     walks.act("edit", "b0", place, channel="messages", index=1, value=value)
-    edited = walks.walks["what-if 1"].state["messages"]
+    edited = walks.walks["what-if 2"].state["messages"]
     assert ([message_line(one) for one in edited][1], len(edited)) == ("ai -> resolve(how='replace')", 4)
     assert walk.state["messages"][1].tool_calls[0]["args"] == {"how": "refund"}
 

@@ -61,13 +61,15 @@ function Toolbar({ names, breaks, act, stop, mark, busy, stopping, nodes }) {
 
 /** One line a branch: where it left its parent, and how long it is. */
 function ForkTree({ overview, branch, at, choose }) {
-  const { branches } = overview, longest = Math.max(1, ...branches.map((one) => one.count - 1));
-  const x = (n) => 6 + 78 * n / longest, y = (i) => 13 + 26 * i, index = new Map(branches.map((one, i) => [one.id, i]));
+  const { branches } = overview, starts = new Map([["", 0]]);  // the next turn of a chat counts from where its parent has ended
+  for (const one of branches) starts.set(one.id, starts.get(one.parent) + (one.is_turn ? one.fork_at : 0));
+  const longest = Math.max(1, ...branches.map((one) => starts.get(one.id) + one.count - 1));
+  const x = (n, id) => 6 + 78 * (starts.get(id) + n) / longest, y = (i) => 13 + 26 * i, index = new Map(branches.map((one, i) => [one.id, i]));
   return html`<div class="forks"><svg width="90" height=${26 * branches.length} aria-hidden="true">
     ${branches.map((one, i) => html`<g class=${one.id === branch ? "on" : ""}>
-      ${one.parent && html`<path d=${`M${x(one.fork_at)} ${y(index.get(one.parent))}V${y(i)}`}/>`}
-      <path d=${`M${x(one.parent ? one.fork_at : 0)} ${y(i)}H${x(one.count - 1)}`}/><circle cx=${x(one.count - 1)} cy=${y(i)} r="4"/>
-      ${one.id === branch && html`<circle class="here" cx=${x(Math.min(at, one.count - 1))} cy=${y(i)} r="5.500"/>`}</g>`)}</svg>
+      ${one.parent && html`<path d=${`M${x(one.fork_at, one.parent)} ${y(index.get(one.parent))}V${y(i)}`}/>`}
+      <path d=${`M${x(one.is_turn ? 0 : one.fork_at, one.id)} ${y(i)}H${x(one.count - 1, one.id)}`}/><circle cx=${x(one.count - 1, one.id)} cy=${y(i)} r="4"/>
+      ${one.id === branch && html`<circle class="here" cx=${x(Math.min(at, one.count - 1), one.id)} cy=${y(i)} r="5.500"/>`}</g>`)}</svg>
     <ul>${branches.map((one) => html`<li key=${one.id}><button type="button" class="plain" title=${`${one.name} ${one.note}`} aria-pressed=${String(one.id === branch)} onClick=${() => choose(one.id)}>
       ${one.name}<span class="soft"> ${one.note}</span></button></li>`)}</ul></div>`;
 }
