@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, wraps
 from inspect import signature
 from math import isfinite
 from numbers import Integral, Real
 from pathlib import Path
 from types import FunctionType, NoneType, SimpleNamespace, UnionType
-from typing import Annotated, Any, Literal, Self, TypeVar, Union, Unpack, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, Unpack, cast, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 from ..memory.errors import UserError, did_you_mean, nearest, plural, type_of
@@ -20,6 +20,8 @@ __all__ = ["ArgumentCheck", "Range", "check_value"]
 Method = TypeVar("Method", bound=Callable[..., Any])
 KINDS: dict[Any, Any] = {int: Integral, float: Real}
 PACKAGE = __name__.partition(".")[0] + "."
+STAND_INS = (object, SimpleNamespace)
+"""What stands in a drawing for a part that it lacks."""
 MODELS = {"BaseChatModel": "a chat model (init_chat_model makes one of a name)"}
 MODELS["Runnable"] = f"{MODELS['BaseChatModel']} or another Runnable"
 WORDS: dict[Any, str] = {bool: "True or False", int: "a whole number", float: "a number", str: "a text", NoneType: "None"}
@@ -50,18 +52,25 @@ Amount = Annotated[float, Range(0)]
 class ArgumentCheck:
     """Refuses keyword arguments that the class does not know, or whose value is of another type than it says."""
 
+    unchecked: ClassVar[tuple[str, ...]] = ()
+    """Names of arguments that the class checks by itself."""
+
     def __new__(cls, *args: Any, **given: Any) -> Self:
         """Check, and make the object; raises `UserError`, naming the argument, what came, and what would do."""
         known = arguments_of(cls)  # type: ignore[arg-type]
-        for name, value in given.items():
+        if is_dataclass(cls):
+            known = {one.name: known[one.name] for one in fields(cls) if one.init}
+        for name, value in {**dict(zip(known, args if is_dataclass(cls) else (), strict=False)), **given}.items():
             if name not in known:
-                kinds: Any = [kind for kind in get_args(known.get("settings")) if is_dataclass(kind)]
-                inner = {key: kind for kind in kinds for key in arguments_of(kind)}
+                kinds = [(part, one) for part, hint in known.items() for one in (hint, *get_args(hint))]
+                parts = [(part, one) for part, one in kinds if isinstance(one, type) and is_dataclass(one)]
+                inner = {key: f"{part}={one.__name__}({key}=...)" for part, one in parts for key in arguments_of(one)}
                 near = did_you_mean(name, known)
                 if not near and (key := nearest(name, inner)):
-                    near = f"; did you mean settings={inner[key].__name__}({key}=...)?"
+                    near = f"; did you mean {inner[key]}?"
                 raise UserError(f"{cls.__name__} has no option {name!r}{near}")
-            check_value(f"{cls.__name__}: {name}", value, known[name])
+            if name not in cls.unchecked and type(value) not in STAND_INS:
+                check_value(f"{cls.__name__}: {name}", value, known[name])
         return super().__new__(cls)
 
 
@@ -94,7 +103,7 @@ def check_value(name: str, value: Any, hint: Any) -> None:
 
 def check_argument(owner: str, name: str, value: Any, hint: Any) -> None:
     """Raise `UserError` if an argument of a node is of another type, or a number out of its range; a drawing lacks parts and limits."""
-    if type(value) in (object, SimpleNamespace) or (isinstance(value, float) and not isfinite(value)):
+    if type(value) in STAND_INS or (hint is int and isinstance(value, float) and not isfinite(value)):
         return
     if value is None and (get_origin(hint) or hint) not in WORDS and not is_setting(hint):
         return

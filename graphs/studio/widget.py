@@ -15,7 +15,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...memory.errors import UserError
+from ...memory.errors import UserError, type_of
 from ...tools.serving.page_files import read_page
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ def studio_view(target: Walk | Path | str) -> StudioView:
     Raises:
         UserError: there is no such folder, or it holds no steps.
     """
+    from ...tools.notebook.walk import Walk
     from ..wiring.picture import picture
     from .run_view import FolderView
     from .studio import Studio
@@ -107,7 +108,8 @@ def studio_view(target: Walk | Path | str) -> StudioView:
         if not names:
             raise UserError(f"{target} holds no steps yet")
         return StudioView(Studio(str(target), folders=[folder]), f"run/0/{names[0]}", folder.run(names[0]).picture)
-    walk = target
+    if not isinstance(walk := target, Walk):
+        raise UserError(f"studio takes a walk, such as learngraph.step(graph, input), or a run's folder; got {type_of(walk)}")
 
     def refuse(number: int, input: Any) -> Walk:
         raise UserError("begin another run in a cell of the notebook")

@@ -19,6 +19,7 @@ from ...memory.storage.journal import Journal
 from ...memory.storage.trajectory_store import TrajectoryStore
 from ...nodes.act.episode import Environment, WorldWithoutVerdicts, takes_unlisted_actions, without_verdicts
 from ...nodes.act.policies import LocalPolicy, PromptView, RecentStepsPrompt, Scorer, UniformPolicy, act_policy, answer_policy
+from ...nodes.arguments import ArgumentCheck
 from ...nodes.ask import estimate_tokens
 from ...nodes.evaluate.judge import EnvironmentJudge
 from ...nodes.prompt import Prompt
@@ -159,7 +160,7 @@ def _opened(model: S) -> S:
 
 
 @dataclass(frozen=True)
-class MethodInputs:
+class MethodInputs(ArgumentCheck):
     """The inputs of `build`: the world, the policy, the model, and where steps and episodes are kept."""
 
     environment: Environment
@@ -184,6 +185,7 @@ class MethodInputs:
     memories: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Name of a part -> the memory that nodes made by name share (`node`)."""
 
+    unchecked = ("environment", "model", "records")
     of_conversations: ClassVar[bool] = False
     """True if attempts are conversations of an agent: their precedents are shown with what was said about them."""
     max_precedent_tokens: ClassVar[int] = 2**31
@@ -192,6 +194,7 @@ class MethodInputs:
     """Tokens of the running attempt's steps in the prompt of a strategy."""
 
     def __post_init__(self) -> None:
+        _opened(self.model)
         lost = [name for name in ("observe", "abstract") if not hasattr(self.environment, name)]
         if len(lost) == 2 and self.environment is not None:  # a drawing has none, a conversation half of one
             raise UserError(f"environment is a world, and {self.environment!r:.60} has no {' and no '.join(lost)}")
@@ -218,8 +221,12 @@ class MethodInputs:
             more: further fields of `MethodInputs` and `Prompting`, by name.
         """
         prompt = Prompt.load("act/score", more.get("prompts"))
+        if not hasattr(_opened(model), "score"):
+            raise UserError(
+                f"model is to score texts, and {type_of(model)} has no score; with_chat_model takes a model that writes"
+            )
         # The reply is an action: short. The system message of the prompt counts as it is.
-        reserve = 64 + sum(_opened(model).get_num_tokens(template.template) for _, template in prompt.parts)
+        reserve = 64 + sum(model.get_num_tokens(template.template) for _, template in prompt.parts)
         given = split_fields(
             more,
             model=model,

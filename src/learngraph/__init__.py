@@ -105,7 +105,9 @@ def __getattr__(name: str) -> Any:
         if attribute:
             value = getattr(value, attribute)
     else:
-        raise AttributeError(f"learngraph has no '{name}'; it has {', '.join(__all__)}")
+        from .memory.errors import did_you_mean
+
+        raise AttributeError(f"learngraph has no {name!r}{did_you_mean(name, __all__, 'it has')}")
     globals()[name] = value
     return value
 

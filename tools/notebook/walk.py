@@ -292,6 +292,8 @@ class Walk:
         Raises:
             StepperError: there is no such channel, or the value is not of the channel's type.
         """
+        if not channels:
+            raise StepperError("edit takes channels and their values, such as edit(action='wait')")
         check_channels(self.here, channels)
         played = [one for one in self.path() if _source(one) != "update"]
         nodes = [*dict.fromkeys(played[-2].next)] if len(played) > 1 else []
@@ -467,6 +469,8 @@ class Walk:
                 owner = next((node for node in known if name in _nodes(find_subgraph(self.here, node))), "")
                 inside = f"; {owner!r} has one inside: into({owner!r}).until({name!r})" if owner else ""
                 raise StepperError(f"there is no node {name!r}{did_you_mean(name, known, 'there are')}{inside}")
+            if not isinstance(name, str) and not callable(name):
+                raise StepperError(f"a stop is the name of a node, or a test of the state; got {name!r}")
 
     def _is_true(self, test: Callable[[dict[str, Any]], Any]) -> bool:
         try:
@@ -632,6 +636,9 @@ def compare(one: Walk, other: Walk, before: str = "", show: Sequence[str] = ()) 
     Raises:
         StepperError: neither has such a node or channel.
     """
+    for walk in (one, other):
+        if not isinstance(walk, Walk):
+            raise StepperError(f"compare takes two walks first, got {type_of(walk)}")
     known = {**one.here.builder.channels, **other.here.builder.channels}
     check_names(one.here, [name for name in show if name not in known])
     show, paths = show or list(known), [_moments(walk) for walk in (one, other)]

@@ -275,6 +275,17 @@ def test_a_name_is_no_world_and_no_model_and_a_store_no_records() -> None:
             jitrl.build(inputs, **{option: 3})
     with pytest.raises(UserError, match="'toy' has no observe and no abstract"):
         MethodInputs(cast(Any, "toy"))
+    given: list[tuple[dict[str, Any], str]] = [
+        ({"journal": 3}, r"MethodInputs: journal is Journal\(...\); got 3"),
+        ({"model": "gpt"}, "model is to be open, got the name 'gpt'"),
+        ({"recrods": None}, "MethodInputs has no option 'recrods'; did you mean records"),
+        ({"history_steps": 3}, r"did you mean prompting=Prompting\(history_steps=...\)"),
+    ]
+    for options, says in given:
+        with pytest.raises(UserError, match=says):
+            MethodInputs(open_environment("toy"), **options)
+    with pytest.raises(UserError, match="a Journal has no score; with_chat_model takes a model that writes"):
+        MethodInputs.with_scoring_model(open_environment("toy"), Journal(), cast(Any, Journal()))
     with pytest.raises(UserError, match="got the name 'gpt'; learngraph"):
         MethodInputs.with_scoring_model(open_environment("toy"), Journal(), cast(Any, "gpt"))
 
