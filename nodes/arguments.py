@@ -58,16 +58,12 @@ class ArgumentCheck:
     def __new__(cls, *args: Any, **given: Any) -> Self:
         """Check, and make the object; raises `UserError`, naming the argument, what came, and what would do."""
         known = arguments_of(cls)  # type: ignore[arg-type]
-        if is_dataclass(cls):
-            known = {one.name: known[one.name] for one in fields(cls) if one.init}
         for name, value in {**dict(zip(known, args if is_dataclass(cls) else (), strict=False)), **given}.items():
             if name not in known:
                 kinds = [(part, one) for part, hint in known.items() for one in (hint, *get_args(hint))]
                 parts = [(part, one) for part, one in kinds if isinstance(one, type) and is_dataclass(one)]
                 inner = {key: f"{part}={one.__name__}({key}=...)" for part, one in parts for key in arguments_of(one)}
-                near = did_you_mean(name, known)
-                if not near and (key := nearest(name, inner)):
-                    near = f"; did you mean {inner[key]}?"
+                near = did_you_mean(name, known) or (f"; did you mean {inner[key]}?" if (key := nearest(name, inner)) else "")
                 raise UserError(f"{cls.__name__} has no option {name!r}{near}")
             if name not in cls.unchecked and type(value) not in STAND_INS:
                 check_value(f"{cls.__name__}: {name}", value, known[name])
@@ -119,7 +115,8 @@ def arguments_of(cls: Any) -> dict[str, Any]:
         hints, known = get_type_hints(cls, include_extras=True), signature(cls).parameters
         return {name: hints[name] for name, one in known.items() if name in hints and one.kind is not one.VAR_KEYWORD}
     if is_dataclass(cls):
-        return get_type_hints(cls, include_extras=True)
+        hints = get_type_hints(cls, include_extras=True)
+        return {one.name: hints[one.name] for one in fields(cls) if one.init}
     found = dict[str, Any]()
     for make in (vars(kind).get("__init__") for kind in reversed(cls.__mro__)):
         hints = get_type_hints(make, include_extras=True) if isinstance(make, FunctionType) else {}
