@@ -91,7 +91,10 @@ def rows(folder: Path) -> dict[str, list[str]]:
             TINY.replace('"random"', '{ name = "tabular", label = "x", settings = { epsilon = "much" } }'),
             "methods[1] (tabular).settings.epsilon is to be a number, got 'much'",
         ),
-        (TINY.replace('"random"', '{ name = "jitrl", label = "x", settings = { k = 0 } }'), "k is a whole number of at least 1"),
+        (
+            TINY.replace('"random"', '{ name = "jitrl", label = "x", settings = { k = 0 } }'),
+            "k is a whole number of at least 1",
+        ),
         (TINY.replace('"random"', '{ name = "jitrl", label = "paper" }'), "label 'paper' is the name of a preset"),
         (TINY.replace('"random"', '{ label = "x" }'), "methods[1] is a name, or a table with one"),
         (TINY.replace("horizon = 6", "horizont = 6"), "environments[0] has no key 'horizont'"),
