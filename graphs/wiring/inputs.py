@@ -91,9 +91,8 @@ def given_settings(inputs: Any, settings: S | None, kind: type[S]) -> S:
     """
     if not isinstance(inputs, MethodInputs):
         got = "nothing" if inputs is NOT_GIVEN else type_of(inputs)
-        raise UserError(
-            f"build takes MethodInputs first, got {got}; write build(MethodInputs(environment=learngraph.open_environment('toy')))"
-        )
+        world = "learngraph.open_environment('toy')"
+        raise UserError(f"build takes MethodInputs first, got {got}; write build(MethodInputs({world}))")
     if not isinstance(settings, kind | None):
         raise UserError(f"build takes settings of the class {kind.__name__} second, got {type_of(settings)}")
     return kind() if settings is None else settings

@@ -617,8 +617,7 @@ def start(graph: Graph, input: Any = None, thread: str | None = None, config: Ru
             if hasattr(graph, "check_input"):
                 graph.check_input({} if input is None else input)
             if input is None:
-                names = graph.builder.schemas[graph.builder.input_schema]
-                raise StepperError(f"step takes the input second, such as {{{next(iter(names))!r}: ...}}")
+                raise StepperError("step takes the input second, as graph.invoke does")
             threads = (RunnableConfig(configurable={"thread_id": f"walk-{number}"}) for number in count(1))
             place = next(one for one in threads if _call(graph, in_loop, "get_state", one).created_at is None)
         _call(graph, in_loop, "invoke", input, _merge(given, place), interrupt_before="*")
@@ -636,9 +635,8 @@ def compare(one: Walk, other: Walk, before: str = "", show: Sequence[str] = ()) 
     Raises:
         StepperError: neither has such a node or channel.
     """
-    for walk in (one, other):
-        if not isinstance(walk, Walk):
-            raise StepperError(f"compare takes two walks first, got {type_of(walk)}")
+    if odd := [type_of(walk) for walk in (one, other) if not isinstance(walk, Walk)]:
+        raise StepperError(f"compare takes two walks first, got {odd[0]}")
     known = {**one.here.builder.channels, **other.here.builder.channels}
     check_names(one.here, [name for name in show if name not in known])
     show, paths = show or list(known), [_moments(walk) for walk in (one, other)]
