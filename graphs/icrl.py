@@ -105,7 +105,6 @@ def build(inputs: MethodInputs = NOT_GIVEN, settings: ICRL | None = None, **comp
 
     Args:
         inputs: environment, policy, journal, judge, the store that keeps the buffer, and the tokens that the model can read.
-        settings: hyper-parameters.
         compile: `checkpointer`, `interrupt_before` and the rest, as for `StateGraph.compile`; and `flow` and `nodes`, another drawing
             of this graph and further nodes for it.
     """

@@ -288,7 +288,6 @@ def build(
 
     Args:
         inputs: environment, policy, journal, judge, and the store that keeps what is remembered.
-        settings: hyper-parameters.
         experiences: a memory of your own, such as one that several graphs share; `open_memory(settings, inputs)` if not given.
         compile: `checkpointer`, `interrupt_before` and the rest, as for `StateGraph.compile`; and `flow` and `nodes`, another drawing
             of this graph and further nodes for it.

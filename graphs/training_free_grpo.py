@@ -212,7 +212,6 @@ def build(
     Args:
         inputs: environment, journal, and the model that plays: a `nodes.cached_model.CachedChatModel` in a run that is to go on
             after a crash, or that has a budget.
-        settings: hyper-parameters.
         problems: what is learned on; the environment's first `settings.problems` of `train` if not given.
         held_out: problems of the accept test; the environment's first `settings.held_out` of `dev` if neither these nor
             `problems` are given.

@@ -45,7 +45,6 @@ def build(
 
     Args:
         inputs: the environment, the model, the journal.
-        settings: the hyper-parameters.
         lessons: where the library that the input names is looked up.
         compile: as in `graphs.icrl.build`.
     """

@@ -103,10 +103,8 @@ def build(
 
     Args:
         inputs: the environment, which can `read` a written answer, and the model, which can call tools.
-        settings: hyper-parameters.
         tools: makes the tools of a rollout (`tools.agent_tools.interpreter.Toolbox`); None: there are none.
         lessons: the versions among which the library of the input is looked up.
-        compile: likewise.
 
     Raises:
         UserError: there is no model, or the environment cannot read a written answer.
