@@ -214,7 +214,7 @@ def test_every_name_of_the_package_is_there_and_listed() -> None:
     assert dir(learngraph) == sorted(learngraph.__all__)
     for name in learngraph.__all__:
         assert getattr(learngraph, name) is not None
-    with pytest.raises(AttributeError, match=r"learngraph has no 'Chroma'; it has ChromaStore, Environment"):
+    with pytest.raises(AttributeError, match=r"learngraph has no 'Chroma'; did you mean ChromaStore"):
         learngraph.__getattr__("Chroma")
 
 
