@@ -29,7 +29,7 @@ from ...memory.conversations.messages import StateKey, goal_and_last_turn
 from ...memory.conversations.origins import WITHHELD
 from ...memory.conversations.recorded import ConversationSource
 from ...memory.conversations.screen import Screen
-from ...memory.conversations.store import Conversation, ConversationStore, Rating, RatingOptions, finite_reward
+from ...memory.conversations.store import Conversation, ConversationStore, Rating, RatingOptions, clean_text, finite_reward
 from ...memory.display import short
 from ...memory.errors import UserError, plural
 from ...memory.records import Trajectory
@@ -365,7 +365,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
     def keep_out(self, labels: tuple[str, ...], thread: str, reason: str, digest: str = "") -> None:
         """As `quarantine`, in the scope with these labels; `digest` as of `ConversationStore.quarantine`."""
         if self._memory(labels).conversations.quarantine(thread, reason, digest):
-            LOG.warning("%s: nothing is learned from conversation %s: %s", self.method, thread, reason)
+            LOG.warning("%s: nothing is learned from conversation %s: %s", self.method, thread, clean_text(reason))
 
     def quarantine_reasons(self, **scope: ScopeValue) -> dict[str, str]:
         """The threads of a scope that nothing is learned from, each with its reason."""

@@ -122,7 +122,9 @@ def test_feedback_that_means_nothing_is_refused(arguments: dict[str, Any], says:
         ("import_conversations", ("t.jsonl",), "source is a ConversationSource; got"),
     ],
 )
-def test_what_could_not_be_read_again_is_not_kept(method: str, arguments: Any, says: str) -> None:
+def test_what_could_not_be_read_again_is_not_kept(
+    method: str, arguments: Any, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
     agent, learner = make(InMemoryStore())
     ask(agent, "a")
     with pytest.raises(UserError, match=f"{method}: {says}"):
@@ -130,6 +132,7 @@ def test_what_could_not_be_read_again_is_not_kept(method: str, arguments: Any, s
     learner.quarantine("a", "half \ud800", tenant="acme")
     (row,) = learner.export(tenant="acme")
     assert row["quarantine"]["reason"] == "half �"
+    assert caplog.messages[-1].endswith("conversation a: half �")
 
 
 def test_feedback_reaches_a_learner_of_another_process(tmp_path: Path) -> None:
