@@ -277,10 +277,11 @@ class Walk:
             input: the input, as for `graph.invoke`; the channels are those that this run has left.
 
         Raises:
-            StepperError: this run has not ended.
+            StepperError: this run has not ended, or the input names no channels.
         """
         if self.next:
             raise StepperError(f"{self}: this run has not ended; finish() ends it")
+        _check_input(self.graph, input, "go_on takes an input")
         self._call("invoke", input, _merge(self.config, self.place), interrupt_before="*")
         return self._stand(())
 
@@ -616,12 +617,19 @@ def start(graph: Graph, input: Any = None, thread: str | None = None, config: Ru
         if thread is None:
             if hasattr(graph, "check_input"):
                 graph.check_input({} if input is None else input)
-            if input is None:
-                raise StepperError("step takes the input second, as graph.invoke does")
+            _check_input(graph, input, "step takes the input second")
             threads = (RunnableConfig(configurable={"thread_id": f"walk-{number}"}) for number in count(1))
             place = next(one for one in threads if _call(graph, in_loop, "get_state", one).created_at is None)
         _call(graph, in_loop, "invoke", input, _merge(given, place), interrupt_before="*")
     return Walk(graph, place, config=given)
+
+
+def _check_input(graph: Graph, input: Any, said: str) -> None:
+    """Refuse an input that names no channels, such as a text."""
+    first = next(iter(graph.builder.schemas[graph.builder.input_schema]))
+    if first != "__root__" and not isinstance(input, Mapping | Command) and not hasattr(type(input), "__annotations__"):
+        got = "" if input is None else f", got {to_line(input, 60)} ({type_of(input)})"
+        raise StepperError(f"{said}, such as {{{first!r}: ...}}{got}")
 
 
 def compare(one: Walk, other: Walk, before: str = "", show: Sequence[str] = ()) -> Table:

@@ -149,10 +149,12 @@ WRONG: dict[str, Any] = {
     "no channel 'trai'; did you mean trail": lambda: compare(begun(), begun(), before="note", show=["trai"]),
     "'trai', which is no channel; did you mean trail": lambda: begun().until(lambda state: state["trai"]),
     "takes a number of steps, got 'first'; until(NODE)": lambda: begun().step(cast(Any, "first")),
-    "step takes the input second, as graph.invoke does": lambda: start(counter(InMemorySaver())),
     "a stop is the name of a node, or a test of the state; got 3": lambda: begun().until(cast(Any, 3)),
     "edit takes channels and their values": lambda: begun().edit(),
     "compare takes two walks first, got an int": lambda: compare(begun(), cast(Any, 3), before="note", show=["n"]),
+    "step takes the input second, such as {'n': ...}": lambda: start(counter(InMemorySaver())),
+    "step takes the input second, such as {'n': ...}, got hi (a str)": lambda: start(counter(InMemorySaver()), "hi"),
+    "go_on takes an input, such as {'n': ...}, got 3 (an int)": lambda: begun().finish().go_on(3),
     "InMemorySaver": lambda: start(counter(), {"n": 0, "by": 1}),
 }
 
