@@ -64,11 +64,10 @@ class Running:
 
     def now(self) -> dict[str, Any]:
         """The nodes that run, each with its seconds so far and the words that its model has written."""
-        running = [
-            {"node": name, "seconds": monotonic() - began, "words": self._words.get(id, "")}
-            for id, (name, began) in dict(self._began).items()
-        ]
-        return {"running": running}
+        began = dict(self._began).items()
+        return {
+            "running": [{"node": n, "seconds": monotonic() - at, "words": self._words.get(id, "")} for id, (n, at) in began]
+        }
 
     def forget_unfinished(self) -> None:
         """Forget the nodes that have not ended: an error or a question has ended their run."""
@@ -84,10 +83,7 @@ class Running:
         return max((self._seconds[id] for id in known), default=0.0), sum(self._tokens[id] for id in known)
 
     def costs(self, path: Sequence[StateSnapshot]) -> list[list[str]]:
-        """Node, times, and time and tokens in words, for what ran on a path, as often as its arrows say; the slowest node first.
-
-        Nothing where nothing was measured.
-        """
+        """Node, times, and time and tokens in words, for what ran on a path; the slowest first. Nothing where nothing was measured."""
         sums: dict[str, tuple[int, float, int]] = {}
         for before in [before for before, after in pairwise(path) if not is_edit(after)]:
             name, (more, further) = " and ".join(dict.fromkeys(before.next)), self._sums(before)

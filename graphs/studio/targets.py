@@ -77,7 +77,7 @@ def method_target(options: StudioOptions) -> Studio:
     found = "from learngraph.graphs.arms import method_settings\nfrom learngraph.graphs.methods import find_method\n"
     found += _source(options)
     base = f"name = {options.target!r}\nbase = find_method(name).build(inputs, method_settings(name))\n"
-    made = method.build(inputs, settings, **method_resources(method), checkpointer=_saver())
+    made = method.build(inputs, settings, **method_resources(method), checkpointer=InMemorySaver(serde=serializer()))
     drawing = Drawing(options.target, path, to_mermaid(made), made, lambda: inputs, found + base)
     task = world.task(options.seed, options.split)
     first = {"task": task, "run": "studio"}
@@ -103,7 +103,7 @@ def drawing_target(options: StudioOptions) -> Studio:
     )
 
     def begin(number: int, input: Any) -> Walk:
-        graph = drawing.wire_onto(base).copy(update={"checkpointer": _saver()})
+        graph = drawing.wire_onto(base).copy(update={"checkpointer": InMemorySaver(serde=serializer())})
         given = {"task": world.task(options.seed, options.split), "run": "studio", "episode": number}
         return start(graph, given, thread=f"walk-{number}")
 
@@ -118,10 +118,6 @@ def _source(options: StudioOptions) -> str:
     kind = "with_scoring_model" if options.model == "pocket" else "with_chat_model"
     made = f"inputs = learngraph.MethodInputs.{kind}(world, Journal(), learngraph.open_model({options.model!r}))\n"
     return f"from learngraph.memory.storage.journal import Journal\n\n{world}{made}"
-
-
-def _saver() -> InMemorySaver:
-    return InMemorySaver(serde=serializer())
 
 
 def _open_world(options: StudioOptions, method: Any = None) -> tuple[Any, Any]:

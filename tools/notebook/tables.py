@@ -81,9 +81,8 @@ def channel_rows(name: str, value: Any) -> list[tuple[str, str, str]]:
     rows = []
     for number, part in enumerate(parts):
         line = to_line(part)
-        whole = (
-            message_line(part) if isinstance(part, BaseMessage) else part if isinstance(part, str) else pformat(part, width=110)
-        )
+        said = message_line(part) if isinstance(part, BaseMessage) else part
+        whole = said if isinstance(said, str) else pformat(said, width=110)
         rows.append((name if not number else "", line, whole if line.endswith("…") else ""))
     return rows
 
