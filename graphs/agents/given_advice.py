@@ -9,7 +9,6 @@ which stay as they are. A section is left out once its message, or a conversatio
 
 from __future__ import annotations
 
-import logging
 import operator
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -27,8 +26,6 @@ from .consultation import Advice, AdviceRoom, Consultation, PendingCall, Place
 from .lift import ThreadTrial
 
 __all__ = ["AdvicePlace", "AdvisedPrompts", "LearningState", "PromptMeter"]
-
-LOG = logging.getLogger(__name__)
 
 AdvicePlace = Literal["turn", "thread"]
 """`turn`: a section is given whenever it changes. `thread`: the first one of a thread holds for all of it."""
@@ -134,7 +131,6 @@ class AdvisedPrompts:
 class OpenConsultation:
     """A consultation that goes on, with the prompts of its model call."""
 
-    method: str
     steps: Consultation
     prompts: AdvisedPrompts
     place: Place
@@ -142,7 +138,7 @@ class OpenConsultation:
     """What it waits for, or its outcome; None if it failed."""
     first: Any = None
     """The agent's model's answer to the first requests: what holds where the consultation fails."""
-    failure: str = ""
+    error: Exception | None = None
     """The reason for which it failed."""
 
     @property
@@ -159,9 +155,7 @@ class OpenConsultation:
         except StopIteration as end:
             self.asks = end.value
         except Exception as error:
-            self.asks, self.failure = None, f"{type(error).__name__}: {error}"
-            words = "%s: the consultation failed, and the agent answers without advice: %s"
-            LOG.warning(words, self.method, error, exc_info=error)
+            self.asks, self.error = None, error
 
 
 def _with_sections(message: Any, given: Sequence[dict[str, Any]]) -> Any:

@@ -19,6 +19,7 @@ import asyncio
 import inspect
 import logging
 import sys
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -118,6 +119,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         ScopedLearner.__init__(self, store, **options)
         self._reward, self._next_turn, self._reviews = reward, next_turn, reviews
         self.place, self.max_added_tokens, self._sent = place or self.default_place, max_added_tokens, SentPrompts()
+        self._logged = deque[tuple[str, str]](maxlen=1_000)
 
     def consult(self, request: ModelRequest[Any], place: Place, memory: Index) -> Consultation:
         """Advise a model call: a generator that yields what it asks for, and returns the response with its entry."""
@@ -234,11 +236,11 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         if await asyncio.to_thread(self._record_end, state, runtime) and self._reward is not None:
             await self._arate(state, runtime, self._reward, turn_id(state["messages"]))
 
-    def _open(self, request: ModelRequest[Any]) -> OpenConsultation | str:
-        """Look into memory for a model call, up to the first thing that the method waits for; why that failed, or an empty text where
-        memory is not asked."""
+    def _open(self, request: ModelRequest[Any]) -> OpenConsultation | Exception | None:
+        """Look into memory for a model call, up to the first thing that the method waits for; the error of that, or None where memory
+        is not asked."""
         if self.mode == "off":
-            return ""
+            return None
         with span("search_memory") as traced:
             if not isinstance(run := self._begin(request, traced), OpenConsultation):
                 return run
@@ -248,7 +250,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
                 traced.set_texts("gen_ai.memory.records", [{"content": asks.section}] if asks.section else None)
             return run
 
-    def _begin(self, request: ModelRequest[Any], traced: Traced) -> OpenConsultation | str:
+    def _begin(self, request: ModelRequest[Any], traced: Traced) -> OpenConsultation | Exception | None:
         try:
             place = self._place(request.state, request.runtime)
             place = replace(place, traceparent=traced.traceparent)
@@ -259,7 +261,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             if self.read_tools(request.tools):
                 self._rebuild_indexes()
             if (memory := self._opened(place.scope, place.thread, goes_on=place.step > 0)) is None:
-                return ""
+                return None
             drawn: Any = request.state.get("trials") or {}
             key, known = f"{self.method}/{place.thread}", drawn.get(self.method)
             trial = self.plan.draw(key, memory.ledger, known, is_guided=self.mode == "guide")
@@ -269,19 +271,26 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             state: Any = {**request.state, "learning": [one for one in entries if "failed" not in one]}
             plain = request.override(messages=self.agent.own_messages(plain_messages(request.messages)), state=state)
             place = replace(place, trial=trial, room=prompts.room)
-            return OpenConsultation(self.method, self.consult(plain, place, memory.index), prompts, place)
+            return OpenConsultation(self.consult(plain, place, memory.index), prompts, place)
         except ScopeError:
             raise
         except Exception as error:
             traced.fail(error)
-            LOG.warning("%s: memory cannot be consulted, and the agent answers without advice: %s", self.method, error)
-            return f"{type(error).__name__}: {error}"
+            return error
 
-    def _without_advice(self, request: ModelRequest[Any], answer: Any, failure: str) -> Any:
-        """The answer, with an entry for the state that says why memory failed, if it did."""
-        if not failure:
+    def _without_advice(self, request: ModelRequest[Any], answer: Any, error: Exception | None) -> Any:
+        """The answer, with an entry for the state that says why memory failed, if it did; the log says so once a turn."""
+        if error is None:
             return answer
-        entry = {"method": self.method, "mode": self.mode, "recalled": [], "failed": failure, "turn": turn_id(request.messages)}
+        turn, failure = turn_id(request.messages), f"{type(error).__name__}: {error}"
+        if (said := (turn, failure)) not in self._logged:
+            self._logged.append(said)
+            words, trace = (
+                "%s: the consultation failed, and the agent answers without advice: %s",
+                not isinstance(error, UserError),
+            )
+            LOG.warning(words, self.method, error, exc_info=error if trace else None)
+        entry = {"method": self.method, "mode": self.mode, "recalled": [], "failed": failure, "turn": turn}
         self._memory(self._run_scope(request.runtime)).tally(entry)
         return ExtendedModelResponse(model_response(answer), Command(update={"learning": [entry]}))
 
@@ -289,7 +298,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         """The response with its entry for the state."""
         advice, prompts, place = run.asks, run.prompts, run.place
         if not isinstance(advice, Advice):
-            return self._without_advice(prompts.last, answer, run.failure)
+            return self._without_advice(prompts.last, answer, run.error)
         entry = {"method": self.method, "mode": self.mode, "recalled": [], **advice.entry, **prompts.entry(advice.entry)}
         entry["turn"] = place.turn
         if place.traceparent:
@@ -393,7 +402,8 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         try:
             done = self.screen.steps(messages, self.state_key, *where)
         except Exception as error:  # the app's function; what happened is kept all the same
-            self._note_failure(runtime, "a turn was recorded without its state_key", error)
+            if not goes_on:  # once a turn
+                self._note_failure(runtime, "a turn was recorded without its state_key", error)
             done = self.screen.steps(messages, goal_and_last_turn, *where)
         entries = tuple(
             {key: value for key, value in entry.items() if key != "turn"}

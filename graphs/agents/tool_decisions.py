@@ -315,7 +315,7 @@ def decision_entry(states: Sequence[Mapping[str, Any]], step: int) -> dict[str, 
             said.append(f"{candidate.action}: {_words(rows[-1])}")
         why = ", which earned more where a turn had come exactly this far" if state["overruled"] else ""
         changed = state["action"] != state["first"]
-        said.append(f"took {state['action']}{why}{', which is not what the model said first' if changed and not why else ''}")
+        said.append(f"chose {state['action']}{why}{', which is not what the model said first' if changed and not why else ''}")
     return {
         "decision": True,
         "step": step,

@@ -186,7 +186,7 @@ class Origins:
                 start, _, tool = spans.pop() if spans and first.start() <= spans[-1][1] else (first.start(), 0, tool)
                 spans.append((start, last.end(), tool))
         for start, end, tool in reversed(spans):
-            seen = f"{seen[:start]}{FROM_TOOL}{tool}]{seen[end:]}"
+            seen = f"{seen[:start].rstrip('[')}{FROM_TOOL}{tool}]{seen[end:]}"  # the mark has a bracket of its own
         return seen if spans else text
 
     def _origin(self, text: str, words: Sequence[str] = ()) -> str:

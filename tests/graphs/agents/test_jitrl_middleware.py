@@ -40,7 +40,7 @@ def test_it_learns_from_feedback_in_one_mode_only(mode: str) -> None:
     last = sum(rewards[-20:]) / 20
     if mode == "guide":
         assert last >= 0.9
-        assert "took resolve(how=" in learner.explain("t59", tenant="acme")
+        assert "chose resolve(how=" in learner.explain("t59", tenant="acme")
     else:
         assert last < 0.6
         assert learner.conversation("t59", tenant="acme").turns[0].advice

@@ -240,7 +240,7 @@ def test_two_decisions_in_one_message_are_two_decisions() -> None:
     ]
     (entry,) = [one for one in learner.conversation("t5", tenant="acme").turns[0].advice if one["decision"]]
     assert entry["chosen"] == "resolve(how='credit', order=...); resolve(how='credit', order=...)"
-    assert len([line for line in entry["said"] if line.startswith("took ")]) == 2
+    assert len([line for line in entry["said"] if line.startswith("chose ")]) == 2
     assert learner.status(tenant="acme").recalled == 5
 
 

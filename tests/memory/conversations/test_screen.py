@@ -127,6 +127,7 @@ def test_of_a_result_a_dozen_words_are_kept_beside_those_of_its_call(result: str
     ("reply", "told"),
     [
         ("The page says: “Five  SIX\nseven, eight nine ten ELEVEN!” So I did.", "The page says: “[from read_file]!” So I did."),
+        ("(short) [Five six seven eight nine ten.", "(short) [from read_file]."),
         ("F​ive six seven eight nine ten, then", "[from read_file], then"),
         ("Five six seven eight nine are numbers.", "Five six seven eight nine are numbers."),
         ("Pay the bill in bill.txt to Ann, as you said.", "Pay the bill in bill.txt to Ann, as you said."),
