@@ -37,14 +37,11 @@ def studio(args: Sequence[str]) -> int:
 
     server = StudioServer(open_studio(options), secrets.token_urlsafe(24), options.port)
     print(f"{server.url}\nthe studio is open; Ctrl-C ends it", flush=True)
-    if options.browser and _has_screen():
+    has_screen = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if options.browser and has_screen:
         Timer(0.5, webbrowser.open, [server.url]).start()
     server.run()
     return 0
-
-
-def _has_screen() -> bool:
-    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def open_studio(options: StudioOptions) -> Studio:
@@ -66,7 +63,5 @@ def open_studio(options: StudioOptions) -> Studio:
     if Path(target).is_dir():
         return Studio(target, folders=[FolderView(Path(target))], opens="runs")
     if target.startswith((".", "/", "runs/")) and ".py:" not in target:
-        raise UserError(
-            f"there is no folder {target}; give a method, MODULE:GRAPH, FILE.mmd or a folder that `learngraph run` has made"
-        )
+        raise UserError(f"there is no folder {target}; give a method, MODULE:GRAPH, FILE.mmd or the folder of a run")
     return method_target(options) if is_method(target) else graph_target(options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -44,7 +45,8 @@ class Drawing:
         self, title: str, path: Path, text: str, graph: Any, inputs: Callable[[], MethodInputs] | None = None, source: str = ""
     ) -> None:
         self.title, self.path = title, path
-        self._first, self._graph, self._inputs, self._source = text, graph, inputs, source
+        self._first, self._graph, self._source = text, graph, source
+        self._inputs: Any = inputs
         self._saving = Lock()
         self.read()
 
@@ -92,15 +94,10 @@ class Drawing:
         nodes, lacking = dict[str, Any](), dict[str, UserError]()
         for name, kind in wanted.items():
             try:
-                nodes[name] = self._make(kind)
+                nodes[name] = self._inputs().node(kind)
             except UserError as error:
                 lacking[name] = error
-        return nodes, {name: self._make(kind) for name, kind in routers.items()}, lacking
-
-    def _make(self, name: str) -> Any:
-        """A node or router of this name in the catalogue."""
-        assert self._inputs is not None
-        return self._inputs().node(name)
+        return nodes, {name: self._inputs().node(kind) for name, kind in routers.items()}, lacking
 
     def wire_onto(self, graph: Any) -> Any:
         """A graph with the same nodes as ours, as the saved drawing wires it; as it is while nothing is saved."""
@@ -127,10 +124,12 @@ class Drawing:
             raise StudioError("save the drawing first" if self._source else "this graph has its Python file already")
         if path.exists() and not path.read_text(encoding="utf-8").startswith(head):
             raise StudioError(f"{path} is not of the studio, and was left as it is; move it away")
-        calls = {name: error.call for name, error in self._further(text)[2].items() if isinstance(error, LacksParts)}
-        made = python_text(self._source, *drawn_from_catalogue(text, self._graph.builder.nodes), calls)
-        path.write_text(head + made, encoding="utf-8")
-        asked = f" Fill in the dots of {', '.join(calls)} first." if calls else ""
+        nodes, _, lacking = self._further(text)
+        dots = {name: error.call for name, error in lacking.items() if isinstance(error, LacksParts)}
+        wanted, routers = drawn_from_catalogue(text, self._graph.builder.nodes)
+        calls = dots | {name: _call_of(wanted[name], node) for name, node in nodes.items()}
+        path.write_text(head + python_text(self._source, wanted, routers, calls), encoding="utf-8")
+        asked = f" Fill in the dots of {', '.join(dots)} first." if dots else ""
         return {"message": f"Wrote {path}, whose `graph` is the graph of {self.path.name}.{asked}"}
 
     def save(self, text: str, version: str) -> dict[str, Any]:
@@ -169,7 +168,9 @@ class Drawing:
             drawn = [one for one in catalogue(verb) if one.is_drawn]
             called = [f"{verb}.{one.name}" if names[one.name] > 1 else one.name for one in drawn]
             entries = [
-                _entry(name, one.summary, one.reads, one.writes, one.module) for name, one in zip(called, drawn, strict=True)
+                _entry(name, one.summary, one.reads, one.writes, one.module)
+                | {"settings": ", ".join(f"{setting}: {kind}" for setting, kind in one.settings.items())}
+                for name, one in zip(called, drawn, strict=True)
             ]
             groups.append({"name": f"{verb}: {about}", "own": False, "nodes": entries})
         return groups
@@ -187,6 +188,13 @@ def python_text(source: str, nodes: Mapping[str, str], routers: Mapping[str, str
         'drawing = Path(__file__).with_suffix(".mmd").read_text(encoding="utf-8")\n'
         "graph = learngraph.rewire(base, drawing, routers, **nodes)\n"
     )
+
+
+def _call_of(name: str, node: Any) -> str:
+    """The call that makes a node of the catalogue, with its settings: who reads the file sees them, and may change them."""
+    known = next(one.settings for one in catalogue() if name in (one.name, f"{one.verb}.{one.name}"))
+    given = {one: value for one in known if isinstance(value := getattr(node, one, None), bool | int | float | str)}
+    return f"inputs.node({name!r}{''.join(f', {one}={value!r}' for one, value in given.items() if value != math.inf)})"
 
 
 def _entry(name: str, about: str, reads: Iterable[str], writes: Iterable[str], module: str = "") -> dict[str, str]:

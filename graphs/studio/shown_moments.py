@@ -79,7 +79,8 @@ def show_writes(walk: Walk, path: Sequence[StateSnapshot], number: int) -> list[
         path: its moments.
         number: the moment, from 0.
     """
-    first, here = ("" if walk.branch else _moment_id(path[0])), _moment_id(path[number])
+    first, here = (str(one.config["configurable"]["checkpoint_id"]) for one in (path[0], path[number]))
+    first = "" if walk.branch else first
     shown = []
     for memory in _memories(walk.here):
         seen = walk.branch.copy(memory) if walk.branch else memory
@@ -88,10 +89,6 @@ def show_writes(walk: Walk, path: Sequence[StateSnapshot], number: int) -> list[
             if key not in later:
                 shown.append({**show_value(value), "name": f"{type(memory).__name__}: {key}"})
     return shown
-
-
-def _moment_id(moment: StateSnapshot) -> str:
-    return str(moment.config["configurable"]["checkpoint_id"])
 
 
 def _memories(graph: Any) -> list[Any]:

@@ -452,9 +452,13 @@ def test_any_node_of_the_catalogue_is_put_into_a_drawing_of_ones_own(
             assert name in finding["message"]
             said.update(re.findall(r"reads|has no default for .* in a Python file", finding["message"])[:1])
     assert sum(said.values()) > 50
-    drawing.save(text.replace("START --> ", "START --> Submit --> "), drawing.read()["version"])
+    shown = {node["name"]: node["settings"] for group in drawing.palette()[1:] for node in group["nodes"]}
+    assert (shown["EpsilonGreedy"], shown["LookUpQValues"]) == ("epsilon: float", "")
+    drawing.save(text.replace("START --> ", "START --> Submit --> EpsilonGreedy --> "), drawing.read()["version"])
     assert drawing.write_python()["message"].endswith("Fill in the dots of Submit first.")
-    assert "'Submit': inputs.node('Submit', read=..., toolset=...)" in drawing.path.with_suffix(".py").read_text()
+    written = drawing.path.with_suffix(".py").read_text()
+    assert "'Submit': inputs.node('Submit', read=..., toolset=...)" in written
+    assert "'EpsilonGreedy': inputs.node('EpsilonGreedy', epsilon=0.1)" in written
 
 
 def test_the_python_file_of_a_methods_drawing_makes_its_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

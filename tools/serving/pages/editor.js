@@ -85,7 +85,7 @@ function Palette({ ask, insert, found }) {
       const nodes = group.nodes.filter((node) => fits(group, node));
       return nodes.length > 0 && html`<details key=${group.name} open=${group.own || words.length > 0}><summary>${group.name} <span class="soft">${nodes.length}</span></summary>
         <ul>${nodes.map((node) => html`<li><button type="button" class="plain" title=${`put it into the chosen arrow, or behind the chosen box${node.module && ` (from ${node.module} import ${node.name})`}`} onClick=${() => insert(node.name, group.own)}><b>${node.name}</b></button>
-          ${" "}<span class="soft">${node.about}</span>${(node.reads || node.writes) && html`<span class="soft flow">${node.reads && `reads ${node.reads}`}${node.reads && node.writes ? "; " : ""}${node.writes && `writes ${node.writes}`}</span>`}</li>`)}</ul></details>`;
+          ${" "}<span class="soft">${node.about}</span><span class="soft flow">${["reads", "writes", "settings"].filter((part) => node[part]).map((part) => `${part} ${node[part]}`).join("; ")}</span></li>`)}</ul></details>`;
     })}</div>`;
 }
 
