@@ -115,24 +115,21 @@ def review_rating(
         said, is_unsaid = set[float](), False
         for call in message.tool_calls:
             made, reviewed = reviewed_call(call, result := results.get(call["id"] or ""))
+            is_answered = made is not None and str(made["name"]).startswith(ANSWERED)
             if reviewed and result is not None:
                 said.add(least if made is None else most)
                 replaced = made and f"a person replaced {call['name']} {call['args']} by {made['name']} {made['args']}"
                 words.append(replaced or f"{result_text(result)} ({call['name']})")
-            elif result is not None and call["name"] in let_pass and not _is_answered(made):
+            elif result is not None and call["name"] in let_pass and not is_answered:
                 said.add(most)
                 words.append(f"a person let a call of {call['name']} pass")
             else:  # an answer in a tool's place is neither right nor wrong: some calls ask a person
-                is_unsaid |= result is not None and not _is_answered(made)
+                is_unsaid |= result is not None and not is_answered
         if is_unsaid and most not in said:
             reward = None if least in (*said, reward) else reward
         elif said:
             reward = max(said)
     return (reward, "; ".join(words)) if words else None
-
-
-def _is_answered(made: Mapping[str, Any] | None) -> bool:
-    return made is not None and str(made["name"]).startswith(ANSWERED)
 
 
 def without_rejected(trajectory: Trajectory) -> Trajectory | None:

@@ -49,11 +49,14 @@ _PII = re.compile(
 _INSTRUCTIONS = {
     "asks to ignore instructions": r"\b(?:ignore|disregard|forget|override)\b(?:[^.\n]|\n(?!\n)){0,40}\b(?:instructions?|prompts?|rules|polic(?:y|ies)|guidelines)\b",
     "speaks as the system": r"\b(?:system|admin(?:istrator)?|developer)\s+(?:note|notice|message|prompt|override|instructions?)\b\s*[:>\]]"
-    r"|\[\s*(?:system|admin|developer)\s*\]",
+    r"|\[\s*(?:system|admin|developer)\s*\]|(?m:^)\s*assistant\s*:",
     "has the tags of a prompt": r"</?\s*(?:system|instructions?|information|attempt|record|lessons?|advice|conversation|important)\s*>",
-    "changes what the agent is for": r"\b(?:you are now|from now on,? you|your new (?:task|role|instructions?)|new instructions?\s*:)",
+    "changes what the agent is for": r"\b(?:you are now|from now on,? (?:you|always|never)|your new (?:task|role|instructions?)|new instructions?\s*:)"
+    r"|\bnew rules? for you\b|\b(?:vergiss|ignoriere|olvida|ignora|ignorez|oubliez)\b[^.\n]{0,40}\b(?:anweisung|regel|instru[ck]|istruzion)",
+    "speaks to the agent's memory": r"\b(?:note|add|save|write|put|store)\b[^.\n]{0,20}\byour memory\b|\bin (?:all )?future (?:conversations?|chats?|sessions?)\b|\bplease learn (?:that|to)\b"
+    r"|\bfor next time\s*:|\b(?:store|save|keep|remember) (?:this|that|it) as an? (?:lesson|rule|memory|instruction)\b",
     "hands the agent a task": r"\bbefore (?:you|doing|answering)[^.\n]{0,60}\b(?:task|request|anything)\b[^.\n]{0,60}\b(?:do|follow|call|send|execute)\b"
-    r"|\bimportant message (?:from|to)\b|\bmust (?:first )?(?:call|use|execute|invoke) the (?:tool|function)\b",
+    r"|\bimportant message (?:from|to)\b|\bmust (?:first |always )?(?:call|use|execute|invoke) the (?:tool|function)\b",
     "asks for silence": r"\b(?:do not|don't|never) (?:tell|mention|inform|show|reveal)[^.\n]{0,30}\b(?:user|customer|anyone|this)\b",
 }
 _PATTERNS = {reason: re.compile(pattern, re.IGNORECASE) for reason, pattern in _INSTRUCTIONS.items()}

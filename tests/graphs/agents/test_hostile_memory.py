@@ -101,16 +101,15 @@ def test_no_user_holds_more_than_a_share_of_what_another_is_shown(method: str) -
 
 
 def test_status_names_the_tools_whose_words_are_not_kept_and_calls_that_came_too_early() -> None:
-    def handbook(order: str) -> str:
+    def lookup_order(order: str) -> str:
         """Read the handbook."""
         return (
             "A parcel that is late by more than nine days is refunded, and one that came in pieces is replaced at once by us."
         )
 
-    handbook.__name__ = "lookup_order"
     for screen, said in ((Screen(), True), (Screen(trusted_tools=("lookup_order",)), False)):
         learner = make("synapse", screen=screen)[1]
-        agent = create_agent(desk.GuessingClerk(), [handbook, desk.resolve], middleware=[learner])
+        agent = create_agent(desk.GuessingClerk(), [lookup_order, desk.resolve], middleware=[learner])
         for number in range(8):
             agent.invoke({"messages": desk.ticket(number)[0]}, config(f"t{number}"))
         for number in range(2):
