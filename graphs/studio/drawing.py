@@ -177,12 +177,11 @@ class Drawing:
 
 
 def python_text(source: str, nodes: Mapping[str, str], routers: Mapping[str, str], calls: Mapping[str, str]) -> str:
-    """The lines of a Python file that wires a drawing beside it: nodes and routers by their names in the catalogue, or by these calls."""
-    lines = [
-        [f"\n    {name!r}: {calls.get(name, f'inputs.node({wanted!r})')}" for name, wanted in one.items()]
-        for one in (nodes, routers)
+    """The lines of a Python file that wires a drawing beside it: nodes by these calls, or as routers by their names in the catalogue."""
+    made = [
+        ",".join(f"\n    {name!r}: {known.get(name, f'inputs.node({wanted!r})')}" for name, wanted in one.items())
+        for one, known in ((nodes, calls), (routers, dict[str, str]()))
     ]
-    made = [",".join(one) for one in lines]
     return (
         f"from pathlib import Path\n\nimport learngraph\n{source}\nnodes = {{{made[0]}}}\nrouters = {{{made[1]}}}\n"
         'drawing = Path(__file__).with_suffix(".mmd").read_text(encoding="utf-8")\n'

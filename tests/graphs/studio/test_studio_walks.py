@@ -459,6 +459,7 @@ def test_any_node_of_the_catalogue_is_put_into_a_drawing_of_ones_own(
     written = drawing.path.with_suffix(".py").read_text()
     assert "'Submit': inputs.node('Submit', read=..., toolset=...)" in written
     assert "'EpsilonGreedy': inputs.node('EpsilonGreedy', epsilon=0.1)" in written
+    assert written.count("inputs.node('Act')") == ("agent" in target)  # and its router is another
 
 
 def test_the_python_file_of_a_methods_drawing_makes_its_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
