@@ -103,7 +103,7 @@ async def test_a_method_that_this_world_or_model_cannot_play_says_what_would_do(
         ({"model": "gpt"}, "there is no model 'gpt'; there are pocket"),
         ({"settings": "?beta=much"}, r"jitrl\?beta is .*number.*got much"),
         ({"settings": "papre"}, "no preset 'papre'; did you mean paper"),
-        ({"settings": "?k=0"}, "jitrl"),
+        ({"settings": "?k=0"}, "JitRL: k is a whole number of at least 1; got 0"),
         ({"env": 3}, "env is a text, got 3"),
     ],
 )

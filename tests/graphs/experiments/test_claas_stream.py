@@ -51,9 +51,7 @@ def test_arms_are_played_once_and_come_out_the_same(tmp_path: Path, capsys: pyte
     assert len({tuple(row) for row in found["none"]["matrix"]}) == 1
     assert {step["scenario"] for step in found["reinforce"]["steps"]} <= set(range(1, 11))
     assert len(found["reinforce"]["levels"]) == 10
-    assert {"generate", "verify", "record", "sample", "correct", "step", "commit", "examine"} <= set(
-        found["reinforce"]["phases"]
-    )
+    assert {"generate", "verify", "record", "sample", "correct", "step", "examine"} <= set(found["reinforce"]["phases"])
     assert found["reinforce"]["first"] <= 10
     assert found["reinforce"]["dropped"] is not None
     lines = rows.read_text().splitlines(keepends=True)
