@@ -1,4 +1,4 @@
-"""CLaaS on a tenth of the stream, from a TOML file."""
+"""CLaaS on a small part of the stream, from a TOML file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BENCHMARKS = Path(__file__).parents[3] / "graphs" / "experiments" / "benchmarks"
 SMALL = """
 orders = 1
 seeds = 1
-scenarios_per_split = 2
+scenarios_per_split = 8
 arms = [
   { name = "none", learns = false },
   { name = "icl", learns = false, shows = "rewards" },
@@ -47,12 +47,14 @@ def test_arms_are_played_once_and_come_out_the_same(tmp_path: Path, capsys: pyte
     found = {row["job"]["arm"]: row["trial"] for row in map(json.loads, rows.read_text().splitlines())}
     for trial in found.values():
         assert [len(row) for row in trial["matrix"]] == [5] * 6
-        assert len(trial["online"]) == 10
+        assert len(trial["online"]) == 40
     assert len({tuple(row) for row in found["none"]["matrix"]}) == 1
-    assert {step["scenario"] for step in found["reinforce"]["steps"]} <= set(range(1, 11))
-    assert len(found["reinforce"]["levels"]) == 10
-    assert {"generate", "verify", "record", "sample", "correct", "step", "examine"} <= set(found["reinforce"]["phases"])
-    assert found["reinforce"]["first"] <= 10
+    assert {step["scenario"] for step in found["reinforce"]["steps"]} <= set(range(1, 41))
+    assert len(found["reinforce"]["levels"]) == 40
+    assert {"generate", "verify", "record", "sample", "correct", "step", "commit", "examine"} <= set(
+        found["reinforce"]["phases"]
+    )
+    assert found["reinforce"]["first"] <= 40
     assert found["reinforce"]["dropped"] is not None
     lines = rows.read_text().splitlines(keepends=True)
     rows.write_text("".join(lines[:2]) + lines[2][:50])  # killed while it wrote
