@@ -25,7 +25,7 @@ def describe_moment(walk: Walk, path: Sequence[StateSnapshot], memory_nodes: Col
         "lit": list(here.next) or ["END"],
         "passes": [(*arrow, times) for arrow, times in passes_along(path, walk.here).items()],
         "state": show_state(here.values, before.values if before else None),
-        "decision": decision_bars(here.values),
+        "decision": _decision(path),
         "memory": _memory(path, memory_nodes),
         "problems": [],
         "can_explain": False,
@@ -60,6 +60,14 @@ def _result(moment: StateSnapshot, node: str) -> Mapping[str, Any]:
     """The channels that a node wrote when it ran after this moment."""
     found = next((task.result for task in moment.tasks if task.name == node), None)
     return found if isinstance(found, Mapping) else {}
+
+
+def _decision(path: Sequence[StateSnapshot]) -> dict[str, Any] | None:
+    """The candidates of the present step. The action of the step before is not chosen among them."""
+    writes = (name for before in reversed(path[:-1]) for node in before.next for name in _result(before, node))
+    newest = next((name for name in writes if name in ("action", "candidates")), "action")
+    values = path[-1].values
+    return decision_bars(values if newest == "action" or not isinstance(values, Mapping) else {**values, "action": None})
 
 
 def _memory(path: Sequence[StateSnapshot], nodes: Collection[str]) -> dict[str, Any]:

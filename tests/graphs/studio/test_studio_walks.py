@@ -301,6 +301,10 @@ def test_what_memory_was_told_is_shown_and_a_what_if_is_kept_or_dropped(
     seen = act(walks, "finish")
     assert written("b0") == ["Experiences: studio/1"]
     assert walks.moment("b0", 3)["memory"]["written"] == []
+    titles = [row["title"] for row in walks.moments("b0", 0, 100)["rows"]]
+    before, after = (walks.moment("b0", titles.index("choose", titles.index("act")) + n) for n in (-1, 0))
+    assert before["decision"]["chosen"] is None, "the action is that of the step before"
+    assert after["decision"]["chosen"] in {bar["action"] for bar in after["decision"]["bars"]}
     assert "drop" not in current(seen)["can"]
     seen = act(walks, "back")
     assert {"keep", "drop"} <= set(current(seen)["can"])
