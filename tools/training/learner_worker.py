@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ class WorkerLearner(LabelledLearner):
         super().__init__(folder, write, scratch)
         self._settings = (model, settings, cluster, nice)
         self._lock, self._is_closed = threading.Lock(), threading.Event()
-        self._process: BaseProcess | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
         self.restarts = 0
         """Number of workers that died and were replaced."""
@@ -139,12 +139,14 @@ class WorkerLearner(LabelledLearner):
         raise AssertionError("unreachable")
 
     def _start(self) -> Connection:
-        context = multiprocessing.get_context("spawn")
-        here, there = context.Pipe()
-        process = context.Process(target=_work, args=(there, os.getpid(), *self._settings), daemon=True)
-        process.start()
+        # A process of multiprocessing would run the user's script once more, where that has no `if __name__ == "__main__"`.
+        here, there = Pipe()
+        command = [sys.executable, "-c", f"from {__name__} import work; work()", str(there.fileno())]
+        places = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), *sys.path]))
+        self._process = subprocess.Popen(command, pass_fds=[there.fileno()], env={**os.environ, "PYTHONPATH": places})
+        self._pipe = here
         there.close()
-        self._process, self._pipe = process, here
+        here.send((os.getpid(), *self._settings))
         if self._is_closed.is_set():
             raise EOFError("closed meanwhile")
         if not here.poll(START_SECONDS):
@@ -170,15 +172,15 @@ class WorkerLearner(LabelledLearner):
         if process is None:
             return "was not started"
         process.kill()
-        process.join()
-        code = process.exitcode or 0
+        code = process.wait()
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 
 
-def _work(
-    pipe: Connection, parent: int, model: LearnerModel, settings: LearnerSettings, cluster: str | None, nice: int
-) -> None:
-    """The worker: loads the model, says its fingerprint, then answers calls until the parent, of this process id, ends."""
+def work() -> None:
+    """The worker: loads the model, says its fingerprint, then answers calls through the pipe with the number in the command, until the
+    parent ends."""
+    pipe = Connection(int(sys.argv[1]))
+    parent, model, settings, cluster, nice = pipe.recv()
     os.setsid()  # Ctrl-C goes to the parent, which ends the worker
     os.environ |= {
         "OMP_NUM_THREADS": str(model.threads),

@@ -187,16 +187,16 @@ def test_close_ends_a_step_that_runs(worker: WorkerLearner, pocket: LocalChatMod
     assert sorted(root.iterdir()) == before
 
 
-def test_the_worker_dies_with_its_parent() -> None:
-    """Also where the parent is killed and can tell nobody."""
-    code = (
+def test_the_worker_dies_with_its_parent(tmp_path: Path) -> None:
+    """Also where the parent is killed and can tell nobody. A script without `if __name__ == "__main__"` runs once."""
+    (tmp_path / "script.py").write_text(
         "import signal, sys\nfrom pathlib import Path\n"
         "from learngraph.tools.training.learner_worker import WorkerLearner\n"
         "from learngraph.tools.training.calls import LearnerSettings, LearnerModel\n"
         "worker = WorkerLearner(LearnerModel('pocket'), Path, lambda *_: '', LearnerSettings(), nice=0)\n"
         "print(worker.process_id, flush=True)\nsignal.pause()\n"
     )
-    parent = Python("-c", code)
+    parent = Python(str(tmp_path / "script.py"))
     process = int(parent.stdout.readline())
     os.kill(process, 0)
     parent.kill()
