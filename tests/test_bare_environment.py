@@ -70,7 +70,7 @@ def test_a_memory_in_chroma_asks_for_it_and_one_in_a_folder_does_not(bare: Path,
     code = "import learngraph\ntry: learngraph.ChromaStore.open('memory')\nexcept learngraph.UserError as error: print(error)"
     assert run(bare, "-c", code, folder=tmp_path).strip().endswith("pip install chromadb")
     agents_page = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)[0]
-    assert "user gave it reward 0: I wanted a new one" in run(bare, "-c", agents_page, folder=tmp_path)
+    assert "resolve(how='replace') was wrong" in run(bare, "-c", agents_page, folder=tmp_path)
 
 
 def test_the_environment_is_small(bare: Path) -> None:
