@@ -79,8 +79,6 @@ class StudyIndex(Generic[Content]):
         self.reflections: dict[str, Reflection] = {}
         """By id of the trajectory: those that hold, also while it waits to be studied again."""
         self.waiting: dict[str, Trajectory] = {}
-        self.agent_model: Runnable[Any, Any] | None = None
-        """The model of the agent's last call in this scope, the critic where none is given: those of other tenants may differ."""
         self.agent_card = ""
         """The agent's instructions and tools at that call, as critics read them; before one in this process, those that the store has."""
         self.failure = ""
@@ -236,11 +234,12 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
 
     def consult(self, request: ModelRequest[Any], place: Place, memory: StudyIndex[Content]) -> Consultation:
         """Advise from what was written until now, and have conversations that wait studied behind the user's back."""
-        memory.agent_model = request.model
+        scope = self._memory(place.scope)
+        scope.agent_model = request.model
         if place.step == 0:
             memory.agent_card = self.screen.redact(agent_card(request))
-            self._memory(place.scope).conversations.note_agent(memory.agent_card)
-        self._take_news(self._memory(place.scope))
+            scope.conversations.note_agent(memory.agent_card)
+        self._take_news(scope)
         if memory.waiting and time.monotonic() >= memory.resume_at:
             self._study_soon(place.scope)
         advice: Advice = yield from self.advise(request, place, memory.content)
@@ -256,12 +255,11 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
         Raises:
             UserError: some wait, and no critic is known: none is given, and the agent has not run in this process.
         """
-        labels = self._labels(scope)
-        index = self._memory(labels).index
-        index.resume_at = 0.0
+        memory = self._memory(labels := self._labels(scope))
+        memory.index.resume_at = 0.0
         self._study(labels)
-        if index.waiting and self.mode != "off" and self.critic is None and index.agent_model is None:
-            waiting = f"{plural(len(index.waiting), 'conversation')} cannot be studied"
+        if (waits := len(memory.index.waiting)) and self.mode != "off" and self.critic is None and memory.agent_model is None:
+            waiting = f"{plural(waits, 'conversation')} cannot be studied"
             raise UserError(f"{waiting}: no critic is known in a process in which the agent has not run; give critic=, a model")
         return self.status(**scope)
 
@@ -286,7 +284,7 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
 
     def _study_soon(self, scope: tuple[str, ...]) -> None:
         """Have the conversations of a scope that wait studied soon."""
-        critic = self.critic or self._memory(scope).index.agent_model
+        critic = self.critic or self._memory(scope).agent_model
         if self.study == "background" and self.mode != "off" and critic is not None:
             self._worker.ask(scope)
 
@@ -303,7 +301,7 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
         if self.mode == "off":
             return
         memory, tried = self._refreshed(scope), set[str]()
-        index, critic = memory.index, self.critic or memory.index.agent_model
+        index, critic = memory.index, self.critic or memory.agent_model
         share = self.max_user_share if self.user.names and self.group_size else 1.0
         with index.studying:
             index.agent_card = index.agent_card or memory.conversations.agent_card()

@@ -116,6 +116,8 @@ class ScopeMemory(Generic[Index]):
     """Tool -> ids of trajectories that have its results without their words."""
     opening: threading.Thread | None = None
     """The thread that reads a large memory, while it does."""
+    agent_model: Any = None
+    """The model of the agent's last call in this scope, the critic where none is given: those of other tenants may differ."""
 
     def note_failure(self, what: str, reason: str) -> None:
         """Count a failure."""

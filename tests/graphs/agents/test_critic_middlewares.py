@@ -95,8 +95,9 @@ def test_feedback_from_another_process_is_studied_where_a_critic_is_known(method
     second.feedback("t0", reward=0.0, tenant="acme")  # it has never seen a model
     assert second.status(tenant="acme").waiting == 1
     assert model.criticised == idle.criticised == []
-    with pytest.raises(UserError, match="1 conversation cannot be studied: no critic is known"):
-        second.learn(tenant="acme")
+    for learn in (second.learn, make(method, store)[1].learn_all):  # also where nothing was read before
+        with pytest.raises(UserError, match="1 conversation cannot be studied: no critic is known"):
+            learn(tenant="acme")
     first.learn(tenant="acme")
     play(agent, first, range(4, 5))
     assert len(model.criticised) == 2
