@@ -187,7 +187,7 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
             states.append(self._decide({**state, "first": str(form), "before": before}, arguments, logits, forms, memory))
         taken = [one["action"] for one in states]
         response = next((one for one in proposed if [str(form) for form, _ in self._decisions(one)] == taken), None)
-        return Advice(response or self._calls_from_memory(states, first), decision_entry(states, place.step))
+        return Advice(response or self._calls_from_memory(states, first), decision_entry(states, place.step, sources))
 
     def status(self, **scope: ScopeValue) -> LearnerStatus:
         """The state of this learner in a scope; also how often memory changed a decision, and what became of it."""
@@ -206,8 +206,10 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
 
     def describe(self, entry: Mapping[str, Any]) -> list[str]:
         """An entry in words, a line each."""
-        was_asked = entry.get("decision", "failed" in entry)
-        return super().describe(entry) if was_asked else [f"{self.method}: no decision, so memory was not asked"]
+        if entry.get("decision", "failed" in entry):
+            return super().describe(entry)
+        shown = "and the prompt held what decisions earned" if entry.get("added_tokens") else "so memory was not asked"
+        return [f"{self.method}: no decision, {shown}"]
 
     def _decisions(self, response: ModelResponse[Any]) -> list[tuple[DecisionForm, ToolCall]]:
         """The decisions of a reply, each with its call, in their order."""

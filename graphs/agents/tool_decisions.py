@@ -305,7 +305,7 @@ def trajectory_id(neighbour: Neighbour) -> str:
     return re.sub(r"(#[0-9]+)?/[0-9]+$", "", neighbour.id)
 
 
-def decision_entry(states: Sequence[Mapping[str, Any]], step: int) -> dict[str, Any]:
+def decision_entry(states: Sequence[Mapping[str, Any]], step: int, recalled: Sequence[str]) -> dict[str, Any]:
     """The record of the decisions of a message as plain data: recalled trajectories, candidates, choice."""
     rows, said = [], list[str]()
     for state in states:
@@ -319,7 +319,7 @@ def decision_entry(states: Sequence[Mapping[str, Any]], step: int) -> dict[str, 
     return {
         "decision": True,
         "step": step,
-        "recalled": recalled_ids(states[0]["neighbours"]),
+        "recalled": recalled,
         "candidates": rows,
         "chosen": "; ".join(state["action"] for state in states),
         "changed": any(state["action"] != state["first"] for state in states),

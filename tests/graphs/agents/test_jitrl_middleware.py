@@ -105,6 +105,33 @@ def test_a_single_failure_is_no_advice_before_something_better_is_known() -> Non
     assert shown == [False, False, True]
 
 
+def test_what_stood_in_the_prompt_is_recalled_also_where_the_model_takes_another_tool() -> None:
+    class Clerk(desk.GuessingClerk):
+        def say(self, messages: Any) -> AIMessage:
+            way = "replace" if "Late again" in str(messages) else "refund"
+            call = {"name": way, "args": {"order": "A1"}, "id": "c1"}
+            return AIMessage("Done.") if messages[-1].type == "tool" else AIMessage("", tool_calls=[call])
+
+    def refund(order: str) -> str:
+        """Give the money back."""
+        return "done"
+
+    def replace(order: str) -> str:
+        """Send a new one."""
+        return "done"
+
+    options: dict[str, Any] = {"decide": ["refund", "replace"], "state_key": lambda messages: "late"}
+    agent, learner, _ = learning_agents.make("jitrl", InMemoryStore(), Clerk(), [refund, replace], **options)
+    for n, text in enumerate(("It is late.", "It is late.", "Late again.")):
+        agent.invoke({"messages": text}, learning_agents.config(f"t{n}"))
+        learner.feedback(f"t{n}", reward=1.0, tenant="acme")
+    entry, end = learner.conversation("t2", tenant="acme").turns[0].advice
+    assert (entry["chosen"], entry["recalled"]) == ("replace(order=...)", ["t1/0"])
+    assert entry["added_tokens"] == end["added_tokens"] > 0
+    assert "jitrl: no decision, and the prompt held what decisions earned" in learner.explain("t2", tenant="acme")
+    assert "2 of 3 model calls had something recalled" in str(learner.status(tenant="acme"))
+
+
 class Kinds(Embeddings):
     """The words of a text that say what is wrong; order numbers and courtesies have no part in it."""
 
