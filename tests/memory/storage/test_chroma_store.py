@@ -373,9 +373,20 @@ def chroma_store_errors() -> Any:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def running_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with chroma_server(tmp_path_factory.mktemp("server")) as url:
         yield url
+
+
+@pytest.fixture
+def server(running_server: str) -> str:
+    """The server without what other tests left there."""
+    import chromadb
+
+    client = chromadb.HttpClient(port=urlsplit(running_server).port or 0)
+    for one in client.list_collections():
+        client.delete_collection(one.name)
+    return running_server
 
 
 def test_stores_on_one_server_see_each_others_writes(server: str) -> None:
