@@ -90,6 +90,10 @@ class FeedbackMiddleware(LearningMiddleware[NoMemory]):
         if not kept.is_held(thread):
             self._send_rating(kept, thread, rating)
 
+    def retract(self, thread_id: ThreadId, **scope: Any) -> Rating:
+        """Not possible here: raises UserError, since the service may have trained on the rating."""
+        raise UserError("retract: the service was sent the rating, and may have trained on it; give another reward instead")
+
     def release(self, thread_id: ThreadId, **scope: ScopeValue) -> None:
         """As `ScopedLearner.release`, and send what was said of the thread."""
         super().release(thread := str(thread_id), **scope)

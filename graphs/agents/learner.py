@@ -348,7 +348,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         if (found := read_reward(source, said)) is not None:
             place = self._place(state, runtime)
             reward = self.rewards.read(found[0])
-            self.add_rating(place.scope, place.thread, reward, found[1], turn=turn, source=describe_source(source))
+            self.add_rating(place.scope, place.thread, reward, found[1] or None, turn=turn, source=describe_source(source))
 
     def _record_end(self, state: Any, runtime: Any) -> bool:
         """Record the turn that has ended, with what a person changed of its calls; returns True if it is recorded."""

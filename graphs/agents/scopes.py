@@ -260,7 +260,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         Args:
             thread_id: the thread's id, as in the agent's config. Not given: that of the run, or the only thread of the scope.
             reward: a number from -1 to 1, or within `reward_range`.
-            text: the same in words; methods that read words use them.
+            text: the same in words; methods that read words use them. Empty: the words said before are deleted.
             run_id: id of the run that ended the turn; the thread's last turn if not given.
             source: who decided.
             scope: the values of the scope, as in the agent's runs: `tenant="acme"`.
@@ -270,12 +270,35 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
                 nor text is given, or the source is none of `raters`.
         """
         labels, run = self._labels(scope, self.feedback), None if run_id is None else str(run_id)
-        if reward is None and not text:
-            raise UserError("feedback: give a reward, a text, or both")
+        if reward is None and text is None:
+            raise UserError("feedback: give a reward, a text, or both; retract(thread_id) deletes a rating")
         self.check_source(source)
         reward = None if reward is None else self.rewards.read(reward)
         thread = self._memory(labels).conversations.find_thread(run) if thread_id is None else str(thread_id)
-        return self.add_rating(labels, thread, reward, text or "", run_id=run, source=source)
+        return self.add_rating(labels, thread, reward, text, run_id=run, source=source)
+
+    @checks_arguments
+    def retract(
+        self, thread_id: ThreadId, *, run_id: str | UUID | None = None, source: str = "user", **scope: ScopeValue
+    ) -> Rating:
+        """Delete the rating of a turn, reward and text, as if nobody had given it; returns it.
+
+        Args:
+            thread_id: the thread's id.
+            run_id: id of the run that ended the turn; the thread's last rating if not given.
+            source: who gave it.
+            scope: the values of the scope, as in `feedback`.
+
+        Raises:
+            UserError: the thread or the run is unknown, or the turn has no rating of this source.
+        """
+        labels, run = self._labels(scope, self.retract), None if run_id is None else str(run_id)
+        self.check_source(source)
+        return self.retract_in(labels, str(thread_id), run, source)
+
+    def retract_in(self, labels: tuple[str, ...], thread: str, run_id: str | None, source: str) -> Rating:
+        """As `retract`, in the scope with these labels."""
+        return self._memory(labels).conversations.retract(thread, run_id=run_id, source=source)
 
     def check_source(self, source: str) -> None:
         """Raise `UserError` if feedback of a source is not taken, since it is none of `raters`."""
@@ -283,7 +306,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             raise UserError(f"feedback of source {source!r} is not taken: raters are {', '.join(self._raters)}")
 
     def add_rating(
-        self, labels: tuple[str, ...], thread: str, reward: float | None, text: str, **more: Unpack[RatingOptions]
+        self, labels: tuple[str, ...], thread: str, reward: float | None, text: str | None, **more: Unpack[RatingOptions]
     ) -> Rating:
         """Keep a rating in the scope with these labels, after the screen has seen its words; `more` as of `ConversationStore.rate`.
 
@@ -292,10 +315,10 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         conversations = self._memory(labels).conversations
         turn = conversations.find_turn(thread, more.get("turn"), more.get("run_id"))
         with span("upsert_memory", memory_names(labels, thread), [turn.traceparent]) as traced:
-            if (found := self.screen.suspicion(text)) is not None:
+            if text and (found := self.screen.suspicion(text)) is not None:
                 self.keep_out(labels, thread, f"the feedback {found.reason}", found.digest)
-            rating = conversations.rate(thread, reward, words := self.screen.redact(text), **more)
-            traced.add_evaluation(rating.source, reward, words)
+            rating = conversations.rate(thread, reward, words := text and self.screen.redact(text), **more)
+            traced.add_evaluation(rating.source, reward, words or "")
             self.note_rating(labels, thread, rating)
         return rating
 

@@ -175,7 +175,7 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
         return await super().awrap_model_call(request, handler)
 
     def add_rating(
-        self, labels: tuple[str, ...], thread: str, reward: float | None, text: str, **more: Unpack[RatingOptions]
+        self, labels: tuple[str, ...], thread: str, reward: float | None, text: str | None, **more: Unpack[RatingOptions]
     ) -> Rating:
         """As `ScopedLearner.add_rating`.
 
@@ -279,6 +279,13 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
         groups = self._groups(labels, [thread])
         super().keep_out(labels, thread, reason, digest)
         self._erase(labels, groups)
+
+    def retract_in(self, labels: tuple[str, ...], thread: str, run_id: str | None, source: str) -> Rating:
+        """As `ScopedLearner.retract_in`; lessons of comparisons that the thread was in are taken out of all versions."""
+        groups = self._groups(labels, [thread])
+        gone = super().retract_in(labels, thread, run_id, source)
+        self._erase(labels, groups)
+        return gone
 
     def _groups(self, labels: tuple[str, ...], threads: Sequence[str] | None) -> set[str]:
         """Names of the comparisons that one of these threads, or any, was in."""

@@ -111,7 +111,7 @@ class Rating:
     turn: str
     """Id of the last turn that it is about."""
     reward: float | None
-    """In the app's units; None: only words, or taken back. Missing is not 0."""
+    """In the app's units; None: only words. Missing is not 0."""
     text: str = ""
     source: str = "user"
     """Who decided: `user`, or the name of a function or signal."""
@@ -402,7 +402,7 @@ class ConversationStore:
         self,
         thread: str,
         reward: float | None,
-        text: str = "",
+        text: str | None = None,
         *,
         turn: str | None = None,
         run_id: str | None = None,
@@ -414,11 +414,12 @@ class ConversationStore:
 
         Args:
             reward: a finite number; None: only words.
+            text: the words; empty: the ones said before are deleted.
             turn: id of the turn; the last recorded one if not given.
             run_id: id of the agent's run that ended that turn.
 
         Raises:
-            UserError: the conversation or the turn is unknown, or the reward is no finite number.
+            UserError: the conversation or the turn is unknown, the reward is no finite number, or the rating would be empty.
         """
         with self._lock:
             recorded, kept = exchange([(self.turns, thread), (self.feedback, thread)])
@@ -427,13 +428,32 @@ class ConversationStore:
             rated = _find_turn(conversation, turn, run_id).id
             known = next((one for one in given if one.turn == rated), Rating(rated, None))
             said = known.text if known.source == source else known.text and f"{known.source}: {known.text}"
-            rating = Rating(rated, known.reward if reward is None else reward, clean_text(text) or said, clean_text(source))
+            words = said if text is None else clean_text(text)
+            rating = Rating(rated, known.reward if reward is None else reward, words, clean_text(source))
+            if rating.reward is None and not words:
+                raise UserError("feedback: give a reward, a text, or both; retract(thread_id) deletes a rating")
             places = {one.id: n for n, one in enumerate(conversation.turns)}
             others = [one for one in given if one.turn != rated]
             ratings = tuple(sorted([*others, rating], key=lambda one: places.get(one.turn, -1)))
             # All of it again: a crash may have come before.
             self._derive(conversation, ratings, {f"{thread}/{places[rating.turn]}"}, Ratings(thread, ratings))
             return rating
+
+    def retract(self, thread: str, *, run_id: str | None = None, source: str = "user") -> Rating:
+        """Delete the rating of a turn, the last rated one if no run is given, with what was learned from the thread; the thread's other
+        ratings have it learned anew. Returns the rating; raises UserError where there is none of this source."""
+        with self._lock:
+            conversation, given = self.conversation(thread), self.ratings(thread)
+            turns = [one.turn for one in given] if run_id is None else [_find_turn(conversation, None, run_id).id]
+            gone = next((one for one in given if one.turn in turns[-1:]), None)
+            if gone is None or gone.source != source:
+                found = "there is none" if gone is None else f"the one there is of source {gone.source!r}"
+                raise UserError(f"asked to retract the rating of conversation {thread!r} of source {source!r}, and {found}")
+            left = tuple(one for one in given if one != gone)
+            self.feedback.put([Ratings(thread, left)])
+            self._withdraw({thread})
+            self._derive(conversation, left)
+            return gone
 
     def _derive(
         self, conversation: Conversation, ratings: Sequence[Rating], always: Collection[str] = (), told: Ratings | None = None

@@ -42,6 +42,8 @@ def test_feedback_goes_to_every_response_since_the_feedback_before_it() -> None:
         assert {(one.reward, one.text) for one in sent.values() if one} == {(1.0, "well done")}
         learner.feedback("a", reward=1.0, text="well done")  # the same again counts once
         agent.invoke({"messages": "four"}, config("a"))
+        with pytest.raises(UserError, match="may have trained on it"):
+            learner.retract("a")
         learner.feedback("a", text="no")
         last = learner.conversation("a").turns[-1].advice[0]["response_id"]
         assert {id for (_, id), one in backend.kept.items() if one.feedback and one.feedback.text == "no"} == {last}

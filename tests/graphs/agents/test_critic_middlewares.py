@@ -289,7 +289,27 @@ def make_held(method: str, **options: Any) -> tuple[Any, Any, threading.Event, t
     return agent, learner, asked, free
 
 
-@pytest.mark.parametrize("take", ["forget", "quarantine"])
+TAKE_OUT: dict[str, Any] = {
+    "forget": lambda learner, thread: learner.forget([thread], tenant="acme"),
+    "quarantine": lambda learner, thread: learner.quarantine(thread, "hm", tenant="acme"),
+    "retract": lambda learner, thread: learner.retract(thread, tenant="acme"),
+}
+
+
+@pytest.mark.parametrize("take", TAKE_OUT)
+@pytest.mark.parametrize("method", ["reasoning-bank", "reflexion", "lessons"])
+def test_what_is_taken_out_leaves_no_lesson(method: str, take: str) -> None:
+    agent, learner, model = make(method)
+    play(agent, learner, range(0, 16, 4))
+    assert learner.learn(tenant="acme").lessons
+    for n in range(0, 16, 4):
+        TAKE_OUT[take](learner, f"t{n}")
+    model.seen.clear()
+    agent.invoke({"messages": desk.ticket(0)[0]}, learning_agents.config("u0"))
+    assert set(model.seen) == {PLAIN}
+
+
+@pytest.mark.parametrize("take", TAKE_OUT)
 @pytest.mark.parametrize("method", ["reasoning-bank", "reflexion", "lessons"])
 def test_what_is_taken_out_while_a_critic_reads_it_does_not_come_back(method: str, take: str) -> None:
     _, learner, asked, free = make_held(method)
@@ -297,7 +317,7 @@ def test_what_is_taken_out_while_a_critic_reads_it_does_not_come_back(method: st
         study = thread.submit(learner.learn, tenant="acme")
         assert asked.wait(60)
         for n in range(0, 16, 4):
-            learner.forget([f"t{n}"], tenant="acme") if take == "forget" else learner.quarantine(f"t{n}", "hm", tenant="acme")
+            TAKE_OUT[take](learner, f"t{n}")
         learner.memory(tenant="acme")
         free.set()
         study.result()

@@ -70,6 +70,27 @@ def test_feedback_may_come_late_twice_or_never() -> None:
     assert (first.note, second.note, len(second.transitions)) == ("wonderful", "no reward, only words", 3)
 
 
+def test_a_comment_is_deleted_and_a_rating_taken_back() -> None:
+    agent, learner = make(InMemoryStore())
+    for n in range(2):
+        ask(agent, "a", n)
+        learner.feedback("a", reward=0.5, text="wonderful", tenant="acme")
+    assert learner.feedback("a", text="", tenant="acme").text == ""
+    assert [one.note for one in learner._conversations({"tenant": "acme"}).trajectories.all()] == ["wonderful", ""]
+    with pytest.raises(UserError, match="of source 'judge', and the one there is of source 'user'"):
+        learner.retract("a", source="judge", tenant="acme")
+    assert (learner.retract("a", tenant="acme").reward, rated(learner)) == (0.5, {"a/0": 0.5})
+    assert next(iter(learner.memory(tenant="acme").returns)).id.startswith("a/0/")
+    ask(agent, "a", 2)
+    learner.feedback("a", text="fine", tenant="acme")
+    with pytest.raises(UserError, match=r"retract\(thread_id\) deletes a rating"):
+        learner.feedback("a", text="", tenant="acme")
+    assert [learner.retract("a", tenant="acme").text for _ in range(2)] == ["fine", "wonderful"]
+    assert (rated(learner), len(list(learner.memory(tenant="acme").returns))) == ({}, 0)
+    with pytest.raises(UserError, match="and there is none"):
+        learner.retract("a", tenant="acme")
+
+
 def test_feedback_on_a_run_is_about_the_turn_that_it_ended() -> None:
     from uuid import uuid4
 
