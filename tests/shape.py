@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 82_320, "tests": 67_910}
+LINES: Mapping[str, int] = {"source": 82_360, "tests": 67_910}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_184,
@@ -45,7 +45,7 @@ ROOMS: Mapping[str, int] = {
     "tools/environments": 9_030,
     "tools/local": 3_670,
     "tools/models": 986,
-    "tools/notebook": 1_024,
+    "tools/notebook": 1_080,
     "tools/pocket": 341,
     "tools/serving": 3_470,
     "tools/traces": 750,

@@ -88,7 +88,12 @@ def _read_message(message: BaseMessage, value: Mapping[str, Any]) -> BaseMessage
 
 def input_form(graph: Any, usual: Any = None) -> dict[str, Any]:
     """The form of a graph's input. Messages are given as one text, of the user."""
-    schema = graph.get_input_jsonschema()
+    try:
+        schema = graph.get_input_jsonschema()
+    except PydanticUserError:  # before Python 3.12 it takes no TypedDict of `typing`
+        parts = {name: _adapter(graph, name).json_schema() for name in graph.builder.schemas[graph.builder.input_schema]}
+        known = {name: part for one in parts.values() for name, part in one.get("$defs", {}).items()}
+        schema = {"type": "object", "properties": {name: one["items"] for name, one in parts.items()}, "$defs": known}
     if "messages" in schema.get("properties", {}):
         schema["properties"]["messages"] = {"type": "string", "description": "what the user says"}
     return {"schema": schema, "value": usual if usual is not None else {}}

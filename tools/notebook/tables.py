@@ -19,6 +19,8 @@ __all__ = ["MAX_LINE", "StepperError", "Table", "message_line", "table", "to_lin
 
 MAX_LINE = 110
 """Characters of a value in one line."""
+PLAIN = (str, int, float, bool, type(None))
+"""Types of which a short list is shown whole."""
 
 
 class StepperError(UserError, ValueError):
@@ -65,6 +67,8 @@ def to_line(value: Any, limit: int = MAX_LINE) -> str:
             text = message_line(value)
         case [BaseMessage(), *_]:
             text = f"{len(value)} messages, the last: {to_line(value[-1], limit)}"
+        case [_, _, *_] if len(value) < limit and all(type(one) in PLAIN for one in value) and len(repr(value)) <= limit:
+            text = repr(value)
         case [first, _, *_]:
             text = f"{len(value)} of these: {to_line(first, limit)}"
         case _:
@@ -73,6 +77,38 @@ def to_line(value: Any, limit: int = MAX_LINE) -> str:
             except Exception as error:  # a value of the user's whose repr fails
                 text = f"({type(value).__name__}, whose repr raises {type(error).__name__})"
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def two_lines(one: Any, other: Any) -> tuple[str, str]:
+    """Two values in a line each. Where these would be the same, though the values are not: the first part in which they differ."""
+    lines = to_line(one), to_line(other)
+    if lines[0] != lines[1] or _is_same(one, other):
+        return lines
+    if isinstance(one, str) and isinstance(other, str):
+        start = max(0, next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0) - 20)
+        return f"…{to_line(one[start:])}", f"…{to_line(other[start:])}"
+    first, second = _parts(one), _parts(other)
+    for name in {**first, **second}:
+        if not _is_same(a := first.get(name), b := second.get(name)):
+            return tuple(f"{name}: {line}" for line in two_lines(a, b))  # type: ignore[return-value]
+    return lines[0], f"{lines[1]} (not the same)"
+
+
+def _parts(value: Any) -> dict[str, Any]:
+    """The parts of a value by their places."""
+    if is_dataclass(value):
+        return {one.name: getattr(value, one.name) for one in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): part for name, part in value.items()}
+    return {f"[{n}]": part for n, part in enumerate(value)} if isinstance(value, Sequence) else {}
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """True if two values are equal; arrays and the like, which do not say so in one word, by their texts."""
+    try:
+        return bool(one == other)
+    except Exception:
+        return repr(one) == repr(other)
 
 
 def channel_rows(name: str, value: Any) -> list[tuple[str, str, str]]:

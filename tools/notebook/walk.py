@@ -32,6 +32,7 @@ from itertools import count, pairwise, zip_longest
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Self
 
+from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
@@ -41,7 +42,7 @@ from ...memory.errors import did_you_mean, type_of
 from ...memory.storage.branches import Branch
 from ...memory.storage.branching_store import BranchingStore
 from .pauses import Graph, Invocation, find_subgraph, innermost, pause_in
-from .tables import StepperError, Table, channel_rows, check_channels, check_names, table, to_line
+from .tables import StepperError, Table, channel_rows, check_channels, check_names, table, to_line, two_lines
 
 if TYPE_CHECKING:
     from .bars import Bars as Bars
@@ -658,8 +659,7 @@ def compare(one: Walk, other: Walk, before: str = "", show: Sequence[str] = ()) 
     one._check_stops([before] if before not in _nodes(other.here) else ())
     states = list(zip_longest(*([moment.values for moment in path if before in moment.next] for path in paths)))
     rows = tuple(
-        (str(i), *(to_line(values[name]) if values and name in values else "–" for name in show for values in pair))
-        for i, pair in enumerate(states)
+        (str(i), *(line for name in show for line in _lines_of(pair[0], pair[1], name))) for i, pair in enumerate(states)
     )
     marked = frozenset(i for i, row in enumerate(rows) if row[1::2] != row[2::2])
     head = ("", *(f"{name}{which}" for name in show for which in ("", " ′")))
@@ -671,9 +671,21 @@ def _differences(place: str, one: StateSnapshot, other: StateSnapshot, names: Se
     told = [{"next": names_of(moment.next) or "the end", **moment.values} for moment in (one, other)]
     found = list[tuple[str, ...]]()
     for name in ("next", *names):
-        lines = [channel_rows("", values[name]) if name in values else [] for values in told]
-        found += [(place, name, a[1], b[1]) for a, b in zip_longest(*lines, fillvalue=("", "–", "")) if a[1:] != b[1:]]
+        parts: list[Any] = [values.get(name) for values in told]
+        if all(isinstance(part, list) and part and isinstance(part[0], BaseMessage) for part in parts):  # message by message
+            pairs = [two_lines(*pair) for pair in zip_longest(*parts)]
+        else:
+            pairs = [_lines_of(told[0], told[1], name)]
+        found += [(place, name, a, b) for a, b in pairs if a != b]
     return found
+
+
+def _lines_of(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None, name: str) -> tuple[str, str]:
+    """A channel of two states in a line each; a dash where there is no state, or no value."""
+    if one and other and name in one and name in other:
+        return two_lines(one[name], other[name])
+    first, second = (to_line(values[name]) if values and name in values else "–" for values in (one, other))
+    return first, second
 
 
 def _moments(walk: Walk) -> list[StateSnapshot]:

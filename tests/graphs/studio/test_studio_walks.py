@@ -7,6 +7,7 @@ import runpy
 import signal
 import sys
 import threading
+import typing
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -22,7 +23,7 @@ from langchain_core.messages import AIMessageChunk
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.outputs import ChatGenerationChunk
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import StateGraph
+from langgraph.graph import START, StateGraph
 from langgraph.types import interrupt
 from studio_runs import play_run
 from typing_extensions import TypedDict
@@ -391,6 +392,14 @@ def test_breakpoints_pause_before_and_after_nodes() -> None:
     assert current(act(walks, "finish"))["note"] == "before add"
     walks.act("break", "", "", node="add", when="before")
     assert current(act(walks, "finish"))["note"] == "at the end"
+
+
+def test_the_input_of_any_typed_dict_has_a_form() -> None:
+    class Typed(typing.TypedDict):
+        words: list[str]
+
+    graph = StateGraph(Typed).add_node("look", lambda state: {}).add_edge(START, "look").compile()
+    assert input_form(graph)["schema"]["properties"]["words"]["items"] == {"type": "string"}
 
 
 def test_calls_that_wait_for_approval_have_a_form() -> None:

@@ -11,7 +11,7 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from typing_extensions import TypedDict
 
 from learngraph.memory.records import Candidate, Neighbour
-from learngraph.tools.notebook.tables import message_line, to_line
+from learngraph.tools.notebook.tables import message_line, to_line, two_lines
 from learngraph.tools.notebook.walk import StepperError, Walk, bars, compare, start, table
 
 
@@ -70,6 +70,24 @@ def test_back_edit_and_on() -> None:
         walk.back(6)
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "lines"),
+    [
+        (["same", "one"], ["same", "two"], ("['same', 'one']", "['same', 'two']")),
+        ([1] * 500, [*[1] * 499, 2], ("[499]: 1", "[499]: 2")),
+        (
+            {"a": {"b": ["x" * 200 + "y"]}},
+            {"a": {"b": ["x" * 200 + "z"]}},
+            (f"a: b: [0]: …{'x' * 20}y", f"a: b: [0]: …{'x' * 20}z"),
+        ),
+        ([1] * 500, [1] * 501, ("500 of these: 1", "501 of these: 1")),
+    ],
+)
+def test_lines_of_values_that_differ_show_in_what(one: Any, other: Any, lines: tuple[str, str]) -> None:
+    assert two_lines(one, other) == lines
+    assert len(set(two_lines(one, one))) == 1
+
+
 def test_forks_do_not_move_each_other() -> None:
     walk = begun().step(3)
     other = walk.fork().edit(by=2)
@@ -82,7 +100,7 @@ def test_forks_do_not_move_each_other() -> None:
     differing = compare(walk, other, before="note", show=["n"])
     assert differing.rows == (("0", "1", "1"), ("1", "2", "2"), ("2", "3", "4"), ("3", "4", "6"), ("4", "5", "–"))
     assert differing.marked == {2, 3, 4}
-    ends = [("now", "n", "5", "6"), ("now", "by", "1", "2"), ("now", "trail", "5 of these: 1", "4 of these: 1")]
+    ends = [("now", "n", "5", "6"), ("now", "by", "1", "2"), ("now", "trail", "[1, 2, 3, 4, 5]", "[1, 2, 4, 6]")]
     assert compare(walk, other).rows == (("moment 3", "by", "1", "2"), *ends)
     assert compare(walk, walk.fork()).rows == ()
 
