@@ -126,6 +126,8 @@ class Drawing:
             raise StudioError(f"{path} is not of the studio, and was left as it is; move it away")
         nodes, _, lacking = self._further(text)
         dots = {name: error.call for name, error in lacking.items() if isinstance(error, LacksParts)}
+        if len(dots) == len(lacking) == 0 and (faults := self.check(text)["findings"]):
+            raise StudioError(f"its graph could not be made: {faults[0]['message']}; mend the drawing first")
         wanted, routers = drawn_from_catalogue(text, self._graph.builder.nodes)
         calls = dots | {name: _call_of(wanted[name], node) for name, node in nodes.items()}
         path.write_text(head + python_text(self._source, wanted, routers, calls), encoding="utf-8")

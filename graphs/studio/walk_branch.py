@@ -26,6 +26,8 @@ class WalkBranch:
     """Number of graphs around the one in which it was forked."""
     is_turn: bool = False
     """True of the next turn of a chat: it began where its parent had ended, and its moments count from there."""
+    runs_on: bool = False
+    """True if it was to run to its end: after an answer to a question it goes on."""
     path: list[StateSnapshot] = field(default_factory=list)
     end: tuple[RunnableConfig, tuple[str, ...]] | None = None
     """The place up to which `path` was read, and the nodes that were about to run: Python may have moved the walk on since."""

@@ -292,19 +292,24 @@ class WalkSession:
         try:
             match do:
                 case "step" | "into" | "out":
+                    branch.runs_on = False
                     getattr(walk, do)()
                 case "round":
                     walk.until(*walk.next, self._pauses(walk))
                 case "until":
                     walk.until(str(more.get("node", "")), self._pauses(walk))
                 case "finish":
+                    branch.runs_on = True
                     walk.until(self._pauses(walk))
                 case "say":
                     branch = self._next_turn(branch, more.get("text"))
+                    branch.runs_on = True
                     branch.walk.until(self._pauses(branch.walk))
                 case "resume":
                     answers = {id: read_answer(text) for id, text in dict(more.get("answers") or {}).items()}
                     walk.resume(answers if len(walk.questions) > 1 else next(iter(answers.values()), None))
+                    if branch.runs_on and walk.next and not walk.questions:
+                        walk.until(self._pauses(walk))
                 case "edit":
                     channel = str(more.get("channel", ""))
                     if channel not in walk.here.builder.channels:

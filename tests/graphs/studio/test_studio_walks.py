@@ -18,6 +18,7 @@ from typing import Any, Literal
 import pytest
 from forks import Python
 from langchain.agents import create_agent
+from langchain.agents.middleware import HumanInTheLoopMiddleware
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessageChunk
 from langchain_core.messages.ai import UsageMetadata
@@ -383,6 +384,17 @@ def test_an_agent_is_talked_to_and_a_call_is_edited_by_its_tools_schema() -> Non
     assert walk.state["messages"][1].tool_calls[0]["args"] == {"how": "refund"}
 
 
+def test_a_turn_that_was_sent_goes_on_after_an_answer() -> None:
+    ask = HumanInTheLoopMiddleware({"resolve": True})
+    graph = create_agent(Clerk(), [resolve], middleware=[ask], checkpointer=InMemorySaver())
+    walks = WalkSession("desk", lambda number, given: start(graph, given, thread=str(number)), input_form(graph))
+    walks.act("say", "", "", text="It broke")
+    (question,) = walks.walks["run 1"].questions
+    answer = json.dumps({"decisions": [{"type": "approve"}]})
+    act(walks, "resume", answers={question: answer})
+    assert message_line(walks.walks["run 1"].state["messages"][-1]) == "ai: all done"
+
+
 def test_breakpoints_pause_before_and_after_nodes() -> None:
     walks = session(counter())
     walks.act("break", "", "", node="add", when="after")
@@ -479,7 +491,11 @@ def test_the_python_file_of_a_methods_drawing_makes_its_graph(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     drawing = open_studio(StudioOptions("jitrl")).drawing
     assert drawing is not None
-    drawing.save(*map(drawing.read().get, ("text", "version")))
+    text = str(drawing.read()["text"])
+    drawing.save(text.replace("choose --> act", "act"), drawing.read()["version"])
+    with pytest.raises(UserError, match=r"its graph could not be made: .*; mend the drawing first"):
+        drawing.write_python()
+    drawing.save(text, drawing.read()["version"])
     drawing.write_python()
     assert "modulate" in runpy.run_path(str(drawing.path.with_suffix(".py")))["graph"].nodes
 
