@@ -95,12 +95,12 @@ class AgentIdentity:
             raise ScopeError(f"the store has the agents {', '.join(names)}: say which one is meant, with name=...")
         return names[0] if names else DEFAULT_NAME
 
-    def namespaces(self, prefix: tuple[str, ...], depth: int) -> list[tuple[str, ...]]:
-        """The beginnings of the store's namespaces that have this prefix and so many labels."""
+    def namespaces(self, prefix: tuple[str, ...], depth: int | None = None) -> list[tuple[str, ...]]:
+        """The beginnings of the store's namespaces that have this prefix and so many labels; None: the namespaces, whole."""
         found = list[tuple[str, ...]]()
         while page := self.store.list_namespaces(prefix=prefix, max_depth=depth, limit=1_000, offset=len(found)):
             found += page
-        return list(dict.fromkeys(labels for labels in found if len(labels) == depth))
+        return list(dict.fromkeys(labels for labels in found if depth in (None, len(labels))))
 
     def label(self) -> str:
         """The name as a label of a namespace; raises UserError in a child of the process that opened the folder or the URL."""

@@ -520,6 +520,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
     def forget(self, threads: Sequence[ThreadId] | Literal["all"] = "all", **scope: ScopeValue) -> int:
         """Delete what is kept of these threads, or of all of the scope; returns the number of conversations deleted.
 
+        Other agents of the store keep what they have of it; where all of the scope is deleted, the log names them.
+
         Args:
             threads: ids of the threads.
             scope: the values of the scope, as in `feedback`. For all threads, the last names may be left out, and stand for all of
@@ -535,6 +537,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             each = [
                 (labels, [one.id for one in kept.turns.all() if one.user == user] if user else None) for labels, kept in reached
             ]
+            if others := self._other_agents(scope, user):
+                LOG.warning("%s: other agents of this store keep conversations of it: %s", self.method, ", ".join(others))
             return sum(self.forget_in(labels, hers) for labels, hers in each if hers != [])
         return self.forget_in(self._labels(scope, self.forget), list(map(str, threads)))
 
@@ -611,6 +615,15 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         prefix = self._labels_of(self.scope.labels(scope, to_last=True) if scope else ())
         found = (one for one in self.agent.namespaces(prefix, 3 + len(self.scope.names)) if one[-1] == "turns")
         return (one[:-1] for one in found if self.agent.store.search(one, limit=1))  # stores may list what is empty
+
+    def _other_agents(self, scope: Mapping[str, Any], user: str) -> list[str]:
+        """The names of the other agents of the store that have conversations with these values; none where no value is given."""
+        wanted, found = set(self.scope.labels(scope, to_last=True)), set[str]()
+        for labels in self.agent.namespaces((ROOT,)) if scope else ():
+            if labels[-1] == "turns" and labels[1] != self.agent.label() and wanted <= set(labels[2:]):
+                talks = ConversationStore(self.agent.store, labels[:-1]).turns.all()
+                found |= {scope_of(labels)["agent"] for one in talks if user in ("", one.user)}
+        return sorted(found)
 
     def _conversations(self, scope: Mapping[str, Any]) -> ConversationStore:
         return self._memory(self._labels(scope)).conversations

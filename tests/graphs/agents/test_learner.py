@@ -91,6 +91,17 @@ def test_a_comment_is_deleted_and_a_rating_taken_back() -> None:
         learner.retract("a", tenant="acme")
 
 
+def test_the_log_names_the_other_agents_that_keep_what_one_has_forgotten(caplog: pytest.LogCaptureFixture) -> None:
+    store = InMemoryStore()
+    made = {name: learning_agents.make("synapse", store, name=name)[:2] for name in ("boss", "clerk", "scout")}
+    for name, tenant in (("boss", "acme"), ("clerk", "acme"), ("clerk", "bob"), ("scout", "bob")):
+        made[name][0].invoke({"messages": desk.ticket(0)[0]}, learning_agents.config("a", tenant))
+    for name, said in (("boss", "other agents of this store keep conversations of it: clerk"), ("clerk", "")):
+        caplog.clear()
+        assert made[name][1].forget(tenant="acme") == 1
+        assert "".join(caplog.messages).removeprefix("synapse: ") == said
+
+
 def test_feedback_on_a_run_is_about_the_turn_that_it_ended() -> None:
     from uuid import uuid4
 
