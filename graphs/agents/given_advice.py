@@ -43,7 +43,7 @@ def keep_last_turn(known: list[dict[str, Any]], new: list[dict[str, Any]]) -> li
 def keep_given(known: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The sections of a thread, in which a method's new ones take the place of its former ones."""
     methods = {one["method"] for one in new}
-    return [one for one in known if one["method"] not in methods] + new
+    return [one for one in known if one["method"] not in methods] + [one for one in new if one["text"]]
 
 
 class LearningState(AgentState[Any]):
@@ -93,7 +93,8 @@ class AdvisedPrompts:
     @property
     def update(self) -> dict[str, Any]:
         """The update of the agent's state, where the sections have changed, or a trial has begun."""
-        given = {"given_advice": self.given} if self.has_changed else {}
+        gone = {"method": self.method, "message": "", "text": "", "sources": []}  # none is left: this takes their place
+        given = {"given_advice": self.given or [gone]} if self.has_changed else {}
         return given | ({"trials": {self.method: self.trial.record}} if self.trial.record else {})
 
     def entry(self, said: Mapping[str, Any]) -> dict[str, Any]:

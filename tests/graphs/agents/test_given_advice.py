@@ -65,8 +65,10 @@ def test_a_section_is_given_when_it_changes_or_once_a_thread_and_goes_with_its_c
     assert model.seen[-1].count("<record>") == given
     for n in range(4):
         learner.quarantine(f"t{n}", "no longer", tenant="acme")
+    assert agent.get_state(config("long")).values["given_advice"]
     serve(agent, 6)
     assert model.seen[-1] == PLAIN
+    assert not agent.get_state(config("long")).values["given_advice"]
     with pytest.raises(UserError, match="place is one of turn, thread or None; got 'system'"):
         SynapseMiddleware(InMemoryStore(), place="system")  # type: ignore[arg-type]
 
