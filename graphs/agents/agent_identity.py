@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.store.base import BaseStore
 
 from ...memory.conversations.reviews import mark_answered
-from ...memory.errors import UserError
+from ...memory.errors import UserError, did_you_mean
 from .scope_values import ROOT, ScopeError, escape_label
 
 __all__ = ["DOMAIN", "AgentIdentity"]
@@ -187,6 +187,12 @@ class AgentIdentity:
 
 def _list(names: set[str]) -> str:
     return ", ".join(sorted(names)) or "(none)"
+
+
+def unknown_tools(option: str, names: Iterable[str], tools: Collection[str]) -> list[str]:
+    """A sentence about each name of an option that is none of the agent's tools."""
+    said = "{} names {}, and the agent has no such tool{}"
+    return [said.format(option, name, did_you_mean(name, tools)) for name in names if name not in tools]
 
 
 def tool_schema(tool: Any) -> dict[str, Any]:

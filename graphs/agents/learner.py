@@ -118,6 +118,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         AgentMiddleware.__init__(self)
         ScopedLearner.__init__(self, store, **options)
         self._reward, self._next_turn, self._reviews = reward, next_turn, reviews
+        self.tool_lists = {} if isinstance(reviews, bool) else {"reviews": reviews}
         self.place, self.max_added_tokens, self._sent = place or self.default_place, max_added_tokens, SentPrompts()
         self._logged = deque[tuple[str, str]](maxlen=1_000)
 
@@ -358,7 +359,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             place, messages = self._place(state, runtime), self.agent.own_messages(state["messages"])
             self._record(place, messages, state.get("learning") or [], runtime)
             turn = messages[last_user_message(messages) :]
-            tools = () if isinstance(self._reviews, bool) else self._reviews
+            tools = self.tool_lists.get("reviews", ())
             found = review_rating(turn, self.rewards.least, self.rewards.most, tools) if self._reviews else None
             ratings = self._memory(place.scope).conversations.ratings(place.thread) if found else ()
             before = next((one for one in ratings if one.turn == place.turn), None)

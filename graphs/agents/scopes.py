@@ -36,7 +36,7 @@ from ...memory.records import Trajectory
 from ...memory.telemetry import memory_names, span
 from ...nodes.arguments import Amount, ArgumentCheck, Range, checks_arguments
 from ...nodes.retrieve.user_share import within_share
-from .agent_identity import AgentIdentity
+from .agent_identity import AgentIdentity, unknown_tools
 from .intake import Admitted, ImportReport, Intake, days_before, write_lift
 from .lift import Lift, TrialLedger, TrialPlan, TrialShare, measure_lift, retirement, unrated_draws
 from .reward_sources import RewardScale, RewardSource, rating_text
@@ -208,6 +208,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
     needs: ClassVar[str] = ""
     """What a conversation takes to be recalled beside feedback of any kind."""
     remedy: ClassVar[str] = LearnerStatus.remedy
+    tool_lists: Mapping[str, Sequence[str]] = {}
+    """Further options that name tools of the agent, each with what it names."""
 
     def __init__(self, store: BaseStore | str | Path | None = None, **options: Unpack[ScopeOptions]) -> None:
         given: Any = options
@@ -220,6 +222,11 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         self.max_user_share, self.refresh_seconds = float(share), float(get("refresh_seconds", 1.0))
         self.rewards = RewardScale(get("reward_range"))
         self.plan = TrialPlan(get("control", 0.0), get("holdout", 0.0), get("min_lift"))
+        methods = (self.feedback, self.retract, self.quarantine, self.rank, self.forget, self.import_conversations)
+        if taken := {one for method in methods for one in _arguments(method)} & {*self.scope.names, *self.user.names}:
+            raise UserError(
+                f"scope= and user= cannot name {min(taken)!r}, an argument of feedback() and its like: rename the run's value"
+            )
         self._task, self._hold = get("task"), get("hold", False)
         self.screen: Screen = get("screen", DEFAULT_SCREEN) or NO_SCREEN
         self.state_key, self._raters = self.screen.state_key(get("state_key", goal_and_last_turn)), get("raters")
@@ -345,6 +352,9 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         for tool, ids in memory.withheld.items():
             where, own = f"in {len(ids)} of {plural(rated, 'rated conversation')}", f"Screen(trusted_tools=({tool!r},))"
             notes += (f"the words of {tool} are not kept {where}; if they are the app's own, {own} keeps them",)
+        lists = {"unlearned_tools": self.screen.unlearned_tools, "trusted_tools": self.screen.trusted_tools, **self.tool_lists}
+        for option, names in lists.items() if self.agent.listed else ():  # an agent's first call says what its tools are
+            notes += (*unknown_tools(option, names, self.agent.listed),)
         remedy = self.remedy + (", or similarity=, by meaning" if hasattr(self, "similarity") else "")
         about: Any = {"needs": self.needs, "remedy": remedy, "notes": notes, "quarantined": len(kept), "held": sum(kept)}
         counts = memory.consulted, memory.recalled, memory.unshown, memory.early

@@ -24,10 +24,10 @@ from langchain_core.messages import AIMessage, AnyMessage
 from ...memory.conversations.messages import REPLY, StateKey, last_user_message, read_call
 from ...memory.conversations.origins import FROM_TOOL
 from ...memory.conversations.reviews import REJECTED
-from ...memory.errors import UserError, did_you_mean
+from ...memory.errors import UserError
 from ...memory.records import Neighbour, Trajectory, Transition
 from ...memory.returns.experiences import Experiences, ExperienceScope
-from .agent_identity import listed_values, tool_schema
+from .agent_identity import listed_values, tool_schema, unknown_tools
 
 __all__ = [
     "DecisionForm",
@@ -97,8 +97,7 @@ class ToolDecisions:
         """
         found: dict[str, Mapping[str, Any]] = {}
         names = [str(tool_schema(tool)["name"]) for tool in tools]
-        absent = {name: did_you_mean(name, names) for name in self.decide if name not in names}
-        self.missing = [f"decide names {one}, and the agent has no such tool{near}" for one, near in absent.items()]
+        self.missing = unknown_tools("decide", self.decide, names)
         for tool in tools:
             function = tool_schema(tool)
             if function["name"] in self.decide:

@@ -32,6 +32,7 @@ from learngraph.graphs.agents.training_free_grpo import TrainingFreeGRPOMiddlewa
 from learngraph.graphs.baselines.reasoning_bank import ReasoningBank
 from learngraph.graphs.baselines.reflexion import Reflexion
 from learngraph.graphs.jitrl import JitRL
+from learngraph.memory.conversations.screen import Screen
 from learngraph.memory.errors import UserError
 
 
@@ -100,6 +101,20 @@ def test_the_log_names_the_other_agents_that_keep_what_one_has_forgotten(caplog:
         caplog.clear()
         assert made[name][1].forget(tenant="acme") == 1
         assert "".join(caplog.messages).removeprefix("synapse: ") == said
+
+
+def test_names_of_tools_that_the_agent_has_not_are_said() -> None:
+    screen = Screen(unlearned_tools=("lookup_ordr",), trusted_tools=("lookup_order", "policies"))
+    agent, learner = make(InMemoryStore(), screen=screen, reviews=["resolv", "resolve"])
+    assert "no such tool" not in str(learner.status(tenant="acme")), "they are not known yet"
+    ask(agent, "a")
+    said = [one for one in learner.status(tenant="acme").notes if "the agent has no such tool" in one]
+    assert [one.split()[:3] for one in said] == [
+        ["unlearned_tools", "names", "lookup_ordr,"],
+        ["trusted_tools", "names", "policies,"],
+        ["reviews", "names", "resolv,"],
+    ]
+    assert said[2].endswith("no such tool; did you mean resolve?")
 
 
 def test_feedback_on_a_run_is_about_the_turn_that_it_ended() -> None:
@@ -330,6 +345,8 @@ def test_wrong_arguments_are_said_in_words() -> None:
         ({"decide": []}, "decide names"),
         ({"contrl": 0.1}, r"JitRLMiddleware has no option 'contrl'; did you mean control\?"),
         ({"control": "x"}, "control is a number from 0 to 0.5; got 'x'"),
+        ({"scope": ("tenant", "reward?")}, "scope= and user= cannot name 'reward', an argument of"),
+        ({"user": "thread_id"}, "cannot name 'thread_id'"),
         ({"scope": (5,)}, r"scope is a sequence, each of it a text; got \(5,\)"),
         ({"reward_range": ("a", "b")}, "reward_range is a tuple, each of it a number or None"),
         ({"decide": {"resolve": "how"}}, r"a mapping, each of it a sequence, such as \['how'\]"),
