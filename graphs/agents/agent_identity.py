@@ -140,9 +140,14 @@ class AgentIdentity:
             )
         return name
 
+    @property
+    def node_name(self) -> str:
+        """The name by which what this agent's node leaves in a graph's state is told from what others do."""
+        return self._given or DEFAULT_NAME
+
     def sign(self, message: Any) -> Any:
         """A message of this agent's node, with its name in the metadata: other nodes may say something, too."""
-        signed = {**message.response_metadata, SAID_BY: self._given or DEFAULT_NAME}
+        signed = {**message.response_metadata, SAID_BY: self.node_name}
         return message.model_copy(update={"response_metadata": signed})
 
     def own_messages(self, messages: Sequence[Any]) -> list[Any]:
@@ -152,7 +157,7 @@ class AgentIdentity:
         """
         mine = {n for n, one in enumerate(messages) if not self._bound or one.name in (None, self._bound)}
         if self.is_node:
-            name, turns = self._given or DEFAULT_NAME, [*accumulate(isinstance(one, HumanMessage) for one in messages)]
+            name, turns = self.node_name, [*accumulate(isinstance(one, HumanMessage) for one in messages)]
             mine = {n for n, one in enumerate(messages) if one.response_metadata.get(SAID_BY) == name}
             told = {*turns[-1:], *(turns[n] for n in mine)}  # a history that a client sends is signed by nobody
             mine |= {n for n, turn in enumerate(turns) if turn not in told}

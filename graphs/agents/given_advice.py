@@ -41,18 +41,19 @@ def keep_last_turn(known: list[dict[str, Any]], new: list[dict[str, Any]]) -> li
 
 
 def keep_given(known: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The sections of a thread, in which a method's new ones take the place of its former ones."""
-    methods = {one["method"] for one in new}
-    return [one for one in known if one["method"] not in methods] + [one for one in new if one["text"]]
+    """The sections of a thread, in which an agent's new ones take the place of its method's former ones."""
+    whose = {(one["method"], one.get("agent")) for one in new}
+    return [one for one in known if (one["method"], one.get("agent")) not in whose] + [one for one in new if one["text"]]
 
 
 class LearningState(AgentState[Any]):
     """The agent's state with what a learning method did."""
 
     learning: NotRequired[Annotated[list[dict[str, Any]], keep_last_turn]]
-    """One entry per model call of the last turn: `method`, `turn`, `recalled` (ids of trajectories), and what the method says of itself."""
+    """One entry per model call of the last turn: `method`, `turn`, `recalled` (ids of trajectories), and what the method says of itself;
+    of a node (`LearningMiddleware.node`) also the `agent`'s name."""
     trials: NotRequired[Annotated[dict[str, Any], PrivateStateAttr, operator.or_]]
-    """Method -> what was drawn for the thread (graphs/agents/lift.py)."""
+    """Method, and `/agent` for a node's -> what was drawn for the thread (graphs/agents/lift.py)."""
     given_advice: NotRequired[Annotated[list[dict[str, Any]], PrivateStateAttr, keep_given]]
     """The sections in the thread's prompts: `method`, `message` (the id of the one that it stands with), `text`, `sources`."""
 

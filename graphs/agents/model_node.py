@@ -30,6 +30,8 @@ CHANNELS: dict[str, Callable[[Any, Any], Any]] = {
     "trials": operator.or_,
 }
 """Channel of a `LearningState` -> its reducer."""
+LISTS = ("learning", "given_advice")
+"""The channels whose entries say which agent's node has made them."""
 SENT = "__pregel_push"
 """The beginning of a task's path that `Send` has made."""
 MOST_THREADS = 1_000
@@ -47,7 +49,7 @@ def model_node(
         UserError: when it runs, on a state without `messages`, or a branch in which no user says anything.
     """
 
-    kept = _KeptLearning()
+    kept = _KeptLearning(learner.agent.node_name)
     named = [one if isinstance(one, BaseTool | dict) else make_tool(one) for one in tools]
 
     def begin(state: Any) -> ModelRequest[Any]:
@@ -74,7 +76,8 @@ def model_node(
         learning = [*(state.get("learning") or []), *entries]
         last = {**state, "messages": [*state["messages"], *replies], "learning": learning}
         kept.keep(state, made)
-        return {**made, "messages": replies, "learning": entries}, None if goes_on else last
+        update = _marked({**made, "learning": entries}, learner.agent.node_name)
+        return {**update, "messages": replies}, None if goes_on else last
 
     def call(state: Any) -> dict[str, Any]:
         request = begin(state)
@@ -105,6 +108,24 @@ def opening(learner: Any, request: ModelRequest[Any]) -> dict[str, Any] | None:
     return None if has_said or _branch() else {**request.state, "messages": messages[: start + 1]}
 
 
+def _marked(update: dict[str, Any], agent: str) -> dict[str, Any]:
+    """The update of the channels, with the agent whose node has made it: nodes of several learners share a state."""
+    lists = {name: [{**one, "agent": agent} for one in update[name]] for name in LISTS if name in update}
+    trials = {f"{method}/{agent}": one for method, one in update.get("trials", {}).items()}
+    return {**update, **lists, **({"trials": trials} if trials else {})}
+
+
+def _own_channels(state: Any, agent: str) -> dict[str, Any]:
+    """The channels as the agent's node has made them, without its mark and without what other nodes have made."""
+    mine = {name: [one for one in state.get(name) or () if one.get("agent") == agent] for name in LISTS}
+    found: dict[str, Any] = {
+        name: [{key: value for key, value in one.items() if key != "agent"} for one in entries]
+        for name, entries in mine.items()
+    }
+    drawn = [(*key.partition("/"), one) for key, one in (state.get("trials") or {}).items()]
+    return {**found, "trials": {method: one for method, _, whose, one in drawn if whose == agent}}
+
+
 def bind_tools(request: ModelRequest[Any]) -> tuple[Any, list[Any]]:
     bound = request.model.bind_tools(request.tools) if request.tools else request.model
     return bound, [*([request.system_message] if request.system_message else []), *request.messages]
@@ -113,15 +134,18 @@ def bind_tools(request: ModelRequest[Any]) -> tuple[Any, list[Any]]:
 class _KeptLearning:
     """The channels of a `LearningState` by thread, for graphs whose state has none of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, agent: str) -> None:
+        self._agent = agent
         self._threads = OrderedDict[str, dict[str, Any]]()
 
     def added_to(self, state: Any) -> Any:
-        """The state with its thread's channels, or as it is where it has them."""
+        """The state with its thread's channels, as far as the agent's node has made them."""
         if "messages" not in state:
             raise UserError(f"node: a state has `messages`, as MessagesState; this one has {', '.join(state) or 'nothing'}")
         state = _turn_of_branch(state) if _branch() else state
-        return state if "learning" in state else {**self._threads.get(_thread(state), {}), **state}
+        if "learning" in state:
+            return {**state, **_own_channels(state, self._agent)}
+        return {**self._threads.get(_thread(state), {}), **state}
 
     def keep(self, state: Any, made: dict[str, Any]) -> None:
         """Take in the update that a call has made."""

@@ -156,6 +156,28 @@ def test_what_other_nodes_say_is_none_of_the_actions_of_a_node(schema: Any) -> N
     assert len(model.seen) == 9
 
 
+def test_nodes_of_two_learners_of_one_method_keep_what_they_did_apart() -> None:
+    """The second one recalls what it has learned itself, and its trials are its own."""
+    store, saver = InMemoryStore(), InMemorySaver()
+    first, second = (ICRLMiddleware(store, name=name, control=0.5) for name in ("first", "second"))
+    builder = StateGraph(LearningState)
+    builder.add_node("first", first.node(FakeListChatModel(responses=["Hello."])))
+    builder.add_node("second", second.node(FakeListChatModel(responses=["Goodbye."])))
+    graph = builder.add_edge(START, "first").add_edge("first", "second").compile(checkpointer=saver)
+    for n in range(8):
+        out = graph.invoke({"messages": desk.ticket(n)[0]}, config(f"t{n}"))
+        first.feedback(f"t{n}", reward=1.0, tenant="acme")
+    assert [entry["agent"] for entry in out["learning"]] == ["first", "second"]
+    for learner, has_trials in ((first, True), (second, False)):
+        (turn,) = learner.conversation("t7", tenant="acme").turns
+        assert len(turn.advice) == 1
+        assert ("trial" in turn.advice[0]) == bool(turn.advice[0]["recalled"]) == has_trials
+        assert "agent" not in turn.advice[0], "its conversations name the agent already"
+    second.feedback("t7", reward=0.0, tenant="acme")
+    assert first.lift(tenant="acme").memory is not None
+    assert second.lift(tenant="acme").memory is None
+
+
 class Talk(TypedDict):
     talk: list[Any]
 
