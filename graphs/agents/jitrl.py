@@ -320,9 +320,12 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         self, neighbours: Sequence[Neighbour], arguments: Mapping[str, Mapping[str, Any]]
     ) -> dict[str, DecisionForm]:
         """The remembered decisions that can be taken in this conversation: a proposed call of the tool gives the values."""
-        known = {one.action: self.decisions.form_of_memory(one.action) for one in neighbours}
-        whole = {action: form and self.decisions.complete(form, arguments.get(form.tool, {})) for action, form in known.items()}
-        return {action: form for action, form in known.items() if form is not None and whole[action] is not None}
+        found = {}
+        for neighbour in neighbours:
+            form = self.decisions.form_of_memory(neighbour.action)
+            if form is not None and self.decisions.complete(form, arguments.get(form.tool, {})) is not None:
+                found[neighbour.action] = form
+        return found
 
     def _calls_from_memory(self, states: Sequence[Mapping[str, Any]], first: ModelResponse[Any]) -> ModelResponse[Any]:
         """The model's first reply with other decisions in the place of its own."""

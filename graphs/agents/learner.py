@@ -284,13 +284,11 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         if error is None:
             return answer
         turn, failure = turn_id(request.messages), f"{type(error).__name__}: {error}"
-        if (said := (turn, failure)) not in self._logged:
-            self._logged.append(said)
-            words, trace = (
-                "%s: the consultation failed, and the agent answers without advice: %s",
-                not isinstance(error, UserError),
-            )
-            LOG.warning(words, self.method, error, exc_info=error if trace else None)
+        if (turn, failure) not in self._logged:
+            self._logged.append((turn, failure))
+            traced = None if isinstance(error, UserError) else error
+            words = "%s: the consultation failed, and the agent answers without advice: %s"
+            LOG.warning(words, self.method, error, exc_info=traced)
         entry = {"method": self.method, "mode": self.mode, "recalled": [], "failed": failure, "turn": turn}
         self._memory(self._run_scope(request.runtime)).tally(entry)
         return ExtendedModelResponse(model_response(answer), Command(update={"learning": [entry]}))
