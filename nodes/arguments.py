@@ -138,6 +138,7 @@ def match_type(value: Any, hint: Any) -> tuple[bool, str]:
             size = value if (is_number := hint.__origin__ in KINDS) or not fits else len(value)
             fits = fits and limit.least <= size <= limit.most
             words += f" {limit}" if is_number else f" of at least {plural(int(limit.least), 'item')}"
+            words += ", and finite" * (limit.most == MOST and isinstance(size, float) and not isfinite(size))
         return fits, words
     if kind is Literal:
         choices = get_args(hint)

@@ -436,7 +436,7 @@ def test_negative_controls_change_what_is_remembered_and_nothing_else() -> None:
         ({"shrinkage_visits": 0}, "shrinkage_visits is a number of at least 1e-09"),
         ({"temperature": -1}, "temperature is a number of at least 0"),
         ({"exploration_bonus": float("nan")}, "exploration_bonus is a number"),
-        ({"beta": float("inf")}, "beta is a number of at least 0; got inf"),
+        ({"beta": float("inf")}, "beta is a number of at least 0, and finite; got inf"),
         ({"min_prior": 2}, "min_prior is a number from 0 to 1"),
         (
             {"advantage_estimator": "paper", "shrinkage_visits": 3},
