@@ -55,7 +55,7 @@ class LearningState(AgentState[Any]):
     trials: NotRequired[Annotated[dict[str, Any], PrivateStateAttr, operator.or_]]
     """Method, and `/agent` for a node's -> what was drawn for the thread (graphs/agents/lift.py)."""
     given_advice: NotRequired[Annotated[list[dict[str, Any]], PrivateStateAttr, keep_given]]
-    """The sections in the thread's prompts: `method`, `message` (the id of the one that it stands with), `text`, `sources`."""
+    """The sections in the thread's prompts: `method`, `message` (the id of the one that it stands with, or its place), `text`, `sources`."""
 
 
 class AdvisedPrompts:
@@ -81,13 +81,14 @@ class AdvisedPrompts:
     ) -> None:
         self.method, self.place, self._messages = method, place, request.messages
         known: Sequence[dict[str, Any]] = request.state.get("given_advice") or ()  # type: ignore[assignment]
-        here = {one.id for one in request.messages}
+        here = message_keys(request.messages)
         mine = [one for one in known if one["method"] == method]
         self._before = [one for one in mine if one["message"] in here and is_known(one["sources"])]
         self.given, self.last = self._before, request
         """The sections, and the request that was sent last."""
         self.has_changed, self.trial = len(self.given) < len(mine), trial
-        self._read = next((one for one in reversed(self._messages) if isinstance(one, HumanMessage | ToolMessage)), None)
+        read = [key for key, one in here.items() if isinstance(one, HumanMessage | ToolMessage)]
+        self._read = read[-1] if read else None
         is_open = not self._before or place == "turn"
         self.room = AdviceRoom(most if is_open else None, [one["text"] for one in self._before])
 
@@ -120,10 +121,10 @@ class AdvisedPrompts:
         if section and not is_given and not self.room.has_room(section):
             self.room.left_out, section = max(1, self.room.left_out), ""
         if last is not None and section.strip() and not is_given:
-            new = {"method": self.method, "message": last.id, "text": section, "sources": list(asked.sources)}
-            self.given = [*(one for one in self._before if one["message"] != last.id), new]
+            new = {"method": self.method, "message": last, "text": section, "sources": list(asked.sources)}
+            self.given = [*(one for one in self._before if one["message"] != last), new]
             self.has_changed = True
-        shown: list[AnyMessage] = [_with_sections(one, self.given) for one in self._messages]
+        shown: list[AnyMessage] = [_with_sections(one, key, self.given) for key, one in message_keys(self._messages).items()]
         sent = [one.override(messages=shown) for one in asked.requests]
         self.last = sent[0]
         return replace(asked, requests=sent)
@@ -160,9 +161,14 @@ class OpenConsultation:
             self.asks, self.error = None, error
 
 
-def _with_sections(message: Any, given: Sequence[dict[str, Any]]) -> Any:
+def message_keys(messages: Sequence[AnyMessage]) -> dict[str, AnyMessage]:
+    """The messages by their ids; by its place, one that has none, as where a channel has no reducer of LangGraph."""
+    return {one.id or f"message {number}": one for number, one in enumerate(messages)}
+
+
+def _with_sections(message: Any, key: str, given: Sequence[dict[str, Any]]) -> Any:
     for one in given:
-        if one["message"] == message.id:
+        if one["message"] == key:
             before, text = message.content, one["text"]
             content = f"{before}\n\n{text}" if isinstance(before, str) else [*before, {"type": "text", "text": text}]
             kept = {PLAIN: before, **message.response_metadata}

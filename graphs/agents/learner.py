@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
@@ -41,8 +41,8 @@ from langgraph.types import Command
 
 from ...memory.conversations.messages import first_new_message, goal_and_last_turn, last_user_message
 from ...memory.conversations.reviews import review_rating
-from ...memory.conversations.store import Turn
-from ...memory.errors import UserError
+from ...memory.conversations.store import MOST_OPEN, Turn
+from ...memory.errors import UserError, plural
 from ...memory.records import Task
 from ...memory.telemetry import Traced, memory_names, span
 from ...nodes.arguments import Count, check_value, checks_arguments
@@ -64,8 +64,9 @@ from .consultation import (
 from .executed_calls import watch_call
 from .given_advice import AdvicePlace, AdvisedPrompts, LearningState, OpenConsultation, SentPrompts, plain_messages
 from .reward_sources import RewardSource, describe_source, read_reward
-from .scope_values import ScopeError
+from .scope_values import ScopeError, ScopeValue
 from .scopes import Index, ScopedLearner, ScopeOptions
+from .status import LearnerStatus
 
 __all__ = ["LearnerOptions", "LearningMiddleware", "LearningState"]
 
@@ -141,6 +142,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         model: BaseChatModel,
         tools: Sequence[BaseTool | Mapping[str, Any] | Callable[..., Any]] = (),
         system_prompt: str = "",
+        messages_key: str = "messages",
     ) -> Runnable[Any, dict[str, Any]]:
         """A node that asks a model, for a graph of one's own: `builder.add_node("model", learner.node(model, tools))`. What other nodes
         say is none of its actions.
@@ -149,12 +151,27 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             model: the chat model, without its tools.
             tools: bound to it.
             system_prompt: the agent's instructions.
+            messages_key: the state's channel with the messages, to which its reducer (`add_messages`) adds the replies.
         """
         from .model_node import model_node
 
         self.agent.bind("")
         self.agent.is_node = True
-        return model_node(self, model, tools, system_prompt)
+        return model_node(self, model, tools, system_prompt, messages_key)
+
+    def end_node(self, messages_key: str = "messages") -> Runnable[Any, dict[str, Any]]:
+        """A node that ends the turn of `node`, for a graph in which a call of a tool may be the last that the model says: then `reward=`
+        is called. After a reply in words, which ends a turn by itself, it does nothing."""
+        from .model_node import end_node
+
+        return end_node(self, messages_key)
+
+    @cached_property
+    def kept_threads(self) -> Any:
+        """The channels of threads whose graph has no room for them in its state."""
+        from .model_node import KeptThreads
+
+        return KeptThreads(self.agent.node_name)
 
     @property
     def tools(self) -> Sequence[BaseTool]:  # type: ignore[override]
@@ -168,6 +185,14 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             asked = {tool: options["allowed_decisions"] for one in beside for tool, options in one.interrupt_on.items()}
             self.agent.bind(frame.f_locals.get("name") or "", [tool for tool, allowed in asked.items() if "respond" in allowed])
         return ()
+
+    def status(self, **scope: ScopeValue) -> LearnerStatus:
+        """The state of this learner in a scope, with the turns whose end `reward=` waits for."""
+        found, waits = super().status(**scope), len(self._memory(self._labels(scope)).open_turns)
+        if self._reward is None or not waits:
+            return found
+        words = f"reward= waits for the end of {plural(waits, 'turn')}, the last reply of which calls a tool"
+        return replace(found, notes=(*found.notes, words + "; end_node() ends one" * self.agent.is_node))
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:
         """Ask the model with the method's advice."""
@@ -356,6 +381,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         try:
             place, messages = self._place(state, runtime), self.agent.own_messages(state["messages"])
             self._record(place, messages, state.get("learning") or [], runtime)
+            self._memory(place.scope).open_turns.discard((place.thread, place.turn))
             turn = messages[last_user_message(messages) :]
             tools = self.tool_lists.get("reviews", ())
             found = review_rating(turn, self.rewards.least, self.rewards.most, tools) if self._reviews else None
@@ -390,6 +416,8 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             entries = [*known, *made.get("learning", ())]
             messages = [*self.agent.own_messages(request.state["messages"]), *replies]
             self._record(place, messages, entries, request.runtime, goes_on=found is not None)
+            if found is not None and len(waits := self._memory(place.scope).open_turns) < MOST_OPEN:
+                waits.add((place.thread, place.turn))
         except Exception as error:
             LOG.warning("%s: a turn is not recorded before its end: %s", self.method, error)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from langchain.agents.middleware import ModelRequest
@@ -16,6 +17,7 @@ from langchain_core.tools import BaseTool
 from langchain_core.tools import tool as make_tool
 from langgraph.config import get_config
 from langgraph.runtime import get_runtime
+from pydantic import BaseModel
 
 from ...memory.conversations.messages import last_user_message
 from ...memory.errors import UserError
@@ -39,24 +41,29 @@ MOST_THREADS = 1_000
 
 
 def model_node(
-    learner: Any, model: BaseChatModel, tools: Sequence[Any] = (), system_prompt: str = ""
+    learner: Any, model: BaseChatModel, tools: Sequence[Any] = (), system_prompt: str = "", messages_key: str = "messages"
 ) -> Runnable[Any, dict[str, Any]]:
-    """The node, for a state with `messages`: a `LearningState`, or one of the graph's own, of which the learner keeps the rest in this process.
+    """The node, for a `LearningState`, or a state of the graph's own, of which the learner keeps the rest in this process.
 
-    A turn of it ends with a reply that calls no tool; each branch of `Send` is a turn of its own.
+    A turn of it ends with a reply that calls no tool, or with `end_node`; each branch of `Send` is a turn of its own.
 
     Raises:
-        UserError: when it runs, on a state without `messages`, or a branch in which no user says anything.
+        UserError: the model has tools, or can have none; when it runs, on a state without messages, or a branch in which no user says
+            anything.
     """
 
-    kept = _KeptLearning(learner.agent.node_name)
+    if getattr(model, "kwargs", {}).get("tools"):
+        raise UserError("node: the model has tools already, which a learner cannot see: give both, learner.node(model, tools)")
+    if tools and not hasattr(model, "bind_tools"):
+        raise UserError(f"node: tools are bound to a chat model, and a {type(model).__name__} takes none: leave them out")
+    kept = learner.kept_threads
     named = [one if isinstance(one, BaseTool | dict) else make_tool(one) for one in tools]
 
     def begin(state: Any) -> ModelRequest[Any]:
         system = SystemMessage(system_prompt) if system_prompt else None
-        state, messages, runtime = kept.added_to(state), list(state["messages"]), get_runtime()
+        state, runtime = kept.added_to(read_state(state, messages_key)), find_runtime()
         return ModelRequest(
-            model=model, messages=messages, system_message=system, tools=list(named), state=state, runtime=runtime
+            model=model, messages=state["messages"], system_message=system, tools=list(named), state=state, runtime=runtime
         )
 
     def ask(request: ModelRequest[Any]) -> ModelResponse[Any]:
@@ -77,7 +84,7 @@ def model_node(
         last = {**state, "messages": [*state["messages"], *replies], "learning": learning}
         kept.keep(state, made)
         update = _marked({**made, "learning": entries}, learner.agent.node_name)
-        return {**update, "messages": replies}, None if goes_on else last
+        return {**update, messages_key: replies}, None if goes_on else last
 
     def call(state: Any) -> dict[str, Any]:
         request = begin(state)
@@ -98,6 +105,58 @@ def model_node(
         return update
 
     return RunnableLambda(call, afunc=acall)
+
+
+def end_node(learner: Any, messages_key: str) -> Runnable[Any, dict[str, Any]]:
+    """The node that ends the turn of a learner's nodes, unless a reply has ended it already."""
+
+    def ended(state: Any) -> dict[str, Any] | None:
+        state = learner.kept_threads.added_to(read_state(state, messages_key))
+        messages = learner.agent.own_messages(state["messages"])
+        said = [one for one in messages[last_user_message(messages) :] if isinstance(one, AIMessage)]
+        return state if said and said[-1].tool_calls else None
+
+    def call(state: Any) -> dict[str, Any]:
+        if (last := ended(state)) is not None:
+            learner.after_agent(last, find_runtime())
+        return {}
+
+    async def acall(state: Any) -> dict[str, Any]:
+        if (last := ended(state)) is not None:
+            await learner.aafter_agent(last, find_runtime())
+        return {}
+
+    return RunnableLambda(call, afunc=acall)
+
+
+def find_runtime() -> Any:
+    """The runtime of the graph that a node runs in; raises UserError outside of a graph."""
+    if (runtime := get_runtime()) is None:
+        raise UserError("node: it runs as a node of a graph, builder.add_node('model', learner.node(...)), or within one")
+    return runtime
+
+
+def read_state(state: Any, messages_key: str) -> dict[str, Any]:
+    """The fields of a graph's state by name, a dict's, a dataclass's or a pydantic model's, with its messages under `messages`.
+
+    A channel without a reducer holds them as the app has written them: as texts, pairs and dicts, too.
+    """
+    if is_dataclass(state):
+        state = {one.name: getattr(state, one.name) for one in fields(state)}
+    names = dict(state) if isinstance(state, Mapping | BaseModel) else {}
+    if messages_key not in names:
+        found = ", ".join(names) or "nothing" if isinstance(state, Mapping | BaseModel) else f"no fields: {state!r:.60}"
+        raise UserError(
+            f"node: a state has `{messages_key}`, as MessagesState; this one has {found}; messages_key= names another"
+        )
+    given = names[messages_key]
+    try:
+        return {**names, "messages": convert_to_messages(given if isinstance(given, list) else [given])}
+    except (ValueError, NotImplementedError) as error:
+        why = str(error).partition("\n")[0]
+        raise UserError(
+            f"node: `{messages_key}` of the state are messages, or what makes some; got {given!r:.60} ({why})"
+        ) from error
 
 
 def opening(learner: Any, request: ModelRequest[Any]) -> dict[str, Any] | None:
@@ -131,8 +190,8 @@ def bind_tools(request: ModelRequest[Any]) -> tuple[Any, list[Any]]:
     return bound, [*([request.system_message] if request.system_message else []), *request.messages]
 
 
-class _KeptLearning:
-    """The channels of a `LearningState` by thread, for graphs whose state has none of them."""
+class KeptThreads:
+    """The channels of a `LearningState` by thread, as the nodes of an agent have made them, for graphs whose state has none of them."""
 
     def __init__(self, agent: str) -> None:
         self._agent = agent
@@ -140,8 +199,6 @@ class _KeptLearning:
 
     def added_to(self, state: Any) -> Any:
         """The state with its thread's channels, as far as the agent's node has made them."""
-        if "messages" not in state:
-            raise UserError(f"node: a state has `messages`, as MessagesState; this one has {', '.join(state) or 'nothing'}")
         state = _turn_of_branch(state) if _branch() else state
         if "learning" in state:
             return {**state, **_own_channels(state, self._agent)}
@@ -169,7 +226,7 @@ def _turn_of_branch(state: Any) -> Any:
 
     What `Send` hands over went through no reducer, which gives messages their ids; or all branches have the thread's messages.
     """
-    messages, number = convert_to_messages(state["messages"]), _branch()
+    messages, number = state["messages"], _branch()
     place = last_user_message(messages)
     if not messages or not isinstance(asked := messages[place], HumanMessage):
         raise UserError(

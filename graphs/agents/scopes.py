@@ -112,6 +112,8 @@ class ScopeMemory(Generic[Index]):
     """Id of a trajectory -> its user."""
     early: int = 0
     """Model calls that came before anything was there to be recalled."""
+    open_turns: set[tuple[str, str]] = field(default_factory=set)
+    """Thread and turn of those that this process has begun to record, and not ended."""
     withheld: dict[str, set[str]] = field(default_factory=dict)
     """Tool -> ids of trajectories that have its results without their words."""
     opening: threading.Thread | None = None

@@ -53,7 +53,7 @@ class RandomToolModel(BaseChatModel):
 
     def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
         tools = kwargs.get("tools") or []
-        if not tools or isinstance(messages[-1], ToolMessage):
+        if not tools or not messages or isinstance(messages[-1], ToolMessage):
             return ChatResult(generations=[ChatGeneration(message=AIMessage("It is done."))])
         tool = self._random.choice(tools)
         parameters = dereference_refs(tool.get("parameters", {}))
@@ -97,7 +97,7 @@ class HeedfulToolModel(RandomToolModel):
     """
 
     def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
-        told = str(messages[0].text) if messages[0].type == "system" else ""
+        told = str(messages[0].text) if messages and messages[0].type == "system" else ""
         if "library of lessons" in told and not kwargs.get("tools"):
             found = _ATTEMPT.search(str(messages[-1].text))
             said = f"Of '{found[1]}': {found[2]}({found[3]}) was {'right' if float(found[4]) > 0 else 'wrong'}" if found else ""

@@ -1,0 +1,162 @@
+"""A graph of one's own learns with nodes, whatever its state is made of."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypedDict
+
+import help_desk as desk
+import pytest
+from langchain_core.language_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage, AnyMessage, ToolMessage
+from langchain_core.runnables import RunnableLambda
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph, add_messages
+from langgraph.prebuilt import ToolNode
+from langgraph.store.memory import InMemoryStore
+from learning_agents import config
+from pydantic import BaseModel
+
+from learngraph.graphs.agents.icrl import ICRLMiddleware
+from learngraph.graphs.agents.learner import LearningState
+from learngraph.graphs.agents.synapse import SynapseMiddleware
+from learngraph.memory.errors import UserError
+
+
+class Scripted(GenericFakeChatModel):
+    """A chat model that says these replies, and keeps what it read."""
+
+    read: list[Any] = []  # noqa: RUF012 (a field of pydantic)
+
+    def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
+        return self
+
+    def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
+        self.read.append(messages)
+        return super()._generate(messages, *args, **kwargs)
+
+
+def scripted(*replies: AIMessage) -> Scripted:
+    return Scripted(messages=iter(replies), read=[])
+
+
+def call(number: int) -> AIMessage:
+    return AIMessage("", tool_calls=[{"name": "lookup_order", "args": {"order": "A0"}, "id": f"c{number}"}])
+
+
+class Plain(TypedDict):
+    messages: list[Any]
+
+
+class Talk(TypedDict):
+    talk: Annotated[list[Any], add_messages]
+
+
+@dataclass
+class Fields:
+    messages: Annotated[list[Any], add_messages] = field(default_factory=list)
+    order: str = ""
+
+
+class Model(BaseModel):
+    messages: Annotated[list[AnyMessage], add_messages]
+    order: str = ""
+
+
+@pytest.mark.parametrize(
+    ("schema", "given", "key"),
+    [
+        (Plain, [("user", "Where is it?")], "messages"),
+        (Plain, [{"role": "user", "content": "Where is it?"}], "messages"),
+        (Plain, ["Where is it?"], "messages"),
+        (Plain, "Where is it?", "messages"),
+        (Fields, "Where is it?", "messages"),
+        (Model, "Where is it?", "messages"),
+        (Talk, "Where is it?", "talk"),
+    ],
+)
+def test_a_state_may_be_of_any_kind_and_its_messages_what_makes_some(schema: Any, given: Any, key: str) -> None:
+    learner = ICRLMiddleware(InMemoryStore())
+    builder = StateGraph(schema).add_node("model", learner.node(scripted(AIMessage("Here.")), messages_key=key))
+    out = builder.add_edge(START, "model").compile().invoke({key: given}, config("a"))
+    assert out[key][-1].text == "Here."
+    (turn,) = learner.conversation("a", tenant="acme").turns
+    assert [(step.observation_text, step.action) for step in turn.steps] == [("Where is it?", "reply: Here.")]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"), [(None, "`messages` of the state are messages, .*; got None"), ([3], r"or what makes some; got \[3\]")]
+)
+def test_a_state_says_what_its_messages_are_not(given: Any, says: str) -> None:
+    learner = ICRLMiddleware(InMemoryStore())
+    graph = StateGraph(Plain).add_node("model", learner.node(scripted())).add_edge(START, "model").compile()
+    with pytest.raises(UserError, match=says):
+        graph.invoke({"messages": given}, config("a"))
+
+
+def test_a_node_refuses_tools_that_it_cannot_see_or_bind_and_a_call_outside_of_a_graph() -> None:
+    learner, echo = ICRLMiddleware(InMemoryStore()), RunnableLambda(lambda messages: AIMessage(messages[-1].text))
+    with pytest.raises(UserError, match=r"the model has tools already, .*: give both, learner.node\(model, tools\)"):
+        learner.node(desk.HeedfulClerk().bind(tools=[desk.resolve]))  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="a RunnableLambda takes none"):
+        learner.node(echo, [desk.resolve])  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="it runs as a node of a graph"):
+        learner.node(echo).invoke({"messages": "Hello"}, config("a"))  # type: ignore[arg-type]
+
+
+def test_advice_stands_once_where_messages_have_no_ids() -> None:
+    class Bare(TypedDict):
+        messages: Annotated[list[Any], lambda known, new: known + new]
+
+    learner, model = ICRLMiddleware(InMemoryStore()), scripted(*(AIMessage(f"Reply {n}") for n in range(4)))
+    builder = StateGraph(Bare).add_node("model", learner.node(model)).add_edge(START, "model")
+    graph = builder.compile(checkpointer=InMemorySaver())
+    for thread in ("a", "b", "b"):
+        graph.invoke({"messages": [("user", "Where is it?")]}, config(thread))
+        learner.feedback("a", reward=1.0, tenant="acme")
+    assert [message.text.count("<attempt") for message in model.read[-1]] == [1, 0, 0]
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+@pytest.mark.parametrize("schema", [MessagesState, LearningState])
+def test_a_call_that_ends_a_turn_is_rated_at_the_end_node(schema: Any, awaited: bool) -> None:
+    read = list[list[str]]()
+    learner = SynapseMiddleware(InMemoryStore(), reward=lambda talk: read.append([m.type for m in talk]) or 1.0)
+    model = scripted(call(0), AIMessage("Done."), call(1))
+    builder = StateGraph(schema).add_node("model", learner.node(model, [desk.lookup_order]))
+    builder.add_node("tools", ToolNode([desk.lookup_order])).add_node("end", learner.end_node())
+    graph = builder.add_edge(START, "model").add_edge("model", "tools").add_edge("tools", "end").compile()
+    for n in range(3):
+        asked: Any = {"messages": desk.ticket(n)[0]}
+        asyncio.run(graph.ainvoke(asked, config(f"t{n}"))) if awaited else graph.invoke(asked, config(f"t{n}"))
+    assert read == [["human", "ai", "tool"], ["human", "ai"], ["human", "ai", "tool"]], "once a turn"
+    assert [len(turn.advice) for turn in learner.conversation("t2", tenant="acme").turns] == [1]
+    assert learner.status(tenant="acme").notes == ()
+
+
+def test_a_turn_that_no_node_ends_is_said_to_wait_for_its_reward() -> None:
+    learner = SynapseMiddleware(InMemoryStore(), reward=lambda talk: 1.0)
+    builder = StateGraph(MessagesState).add_node("model", learner.node(scripted(call(0)), [desk.lookup_order]))
+    builder.add_edge(START, "model").compile().invoke({"messages": desk.ticket(0)[0]}, config("a"))
+    (note,) = learner.status(tenant="acme").notes
+    assert note == "reward= waits for the end of 1 turn, the last reply of which calls a tool; end_node() ends one"
+
+
+def test_a_loop_of_tools_may_be_written_by_hand_within_a_node() -> None:
+    rewarded = list[int]()
+    learner = SynapseMiddleware(InMemoryStore(), reward=lambda talk: rewarded.append(len(talk)) or 1.0)
+    ask = learner.node(scripted(call(0), AIMessage("It is late.")), [desk.lookup_order])
+
+    def agent(state: Any) -> dict[str, Any]:
+        talk = list(state["messages"])
+        while not isinstance(talk[-1], AIMessage):
+            talk += ask.invoke({**state, "messages": talk})["messages"]
+            talk += [ToolMessage("late", tool_call_id=one["id"], name=one["name"]) for one in talk[-1].tool_calls]
+        return {"messages": talk}
+
+    graph = StateGraph(MessagesState).add_node("agent", agent).add_edge(START, "agent").compile()
+    graph.invoke({"messages": "Where is it?"}, config("a"))
+    (turn,) = learner.conversation("a", tenant="acme").turns
+    assert [step.action for step in turn.steps] == ["lookup_order(order='A0')", "reply: It is late."]
+    assert rewarded == [4]
