@@ -52,12 +52,7 @@ def model_node(
             anything.
     """
 
-    if getattr(model, "kwargs", {}).get("tools"):
-        raise UserError("node: the model has tools already, which a learner cannot see: give both, learner.node(model, tools)")
-    if tools and not hasattr(model, "bind_tools"):
-        raise UserError(f"node: tools are bound to a chat model, and a {type(model).__name__} takes none: leave them out")
-    kept = learner.kept_threads
-    named = [one if isinstance(one, BaseTool | dict) else make_tool(one) for one in tools]
+    kept, named = learner.kept_threads, _named_tools(model, tools)
 
     def begin(state: Any) -> ModelRequest[Any]:
         system = SystemMessage(system_prompt) if system_prompt else None
@@ -105,6 +100,14 @@ def model_node(
         return update
 
     return RunnableLambda(call, afunc=acall)
+
+
+def _named_tools(model: Any, tools: Sequence[Any]) -> list[Any]:
+    if getattr(model, "kwargs", {}).get("tools"):
+        raise UserError("node: the model has tools already, which a learner cannot see: give both, learner.node(model, tools)")
+    if tools and not hasattr(model, "bind_tools"):
+        raise UserError(f"node: tools are bound to a chat model, and a {type(model).__name__} takes none: leave them out")
+    return [one if isinstance(one, BaseTool | dict) else make_tool(one) for one in tools]
 
 
 def end_node(learner: Any, messages_key: str) -> Runnable[Any, dict[str, Any]]:
