@@ -113,19 +113,19 @@ def _named_tools(model: Any, tools: Sequence[Any]) -> list[Any]:
 def end_node(learner: Any, messages_key: str) -> Runnable[Any, dict[str, Any]]:
     """The node that ends the turn of a learner's nodes, unless a reply has ended it already."""
 
-    def ended(state: Any) -> dict[str, Any] | None:
+    def last_state(state: Any) -> dict[str, Any] | None:
         state = learner.kept_threads.added_to(read_state(state, messages_key))
         messages = learner.agent.own_messages(state["messages"])
         said = [one for one in messages[last_user_message(messages) :] if isinstance(one, AIMessage)]
         return state if said and said[-1].tool_calls else None
 
     def call(state: Any) -> dict[str, Any]:
-        if (last := ended(state)) is not None:
+        if (last := last_state(state)) is not None:
             learner.after_agent(last, find_runtime())
         return {}
 
     async def acall(state: Any) -> dict[str, Any]:
-        if (last := ended(state)) is not None:
+        if (last := last_state(state)) is not None:
             await learner.aafter_agent(last, find_runtime())
         return {}
 
