@@ -28,27 +28,41 @@ MOST_RESULT_CHARS, MOST_RESULT_WORDS = 200, 12
 """The length of a tool's result that is kept as it is; the words are those that it does not repeat from its call."""
 QUOTED_WORDS = 6
 """Words in a row that only such a result has: where the agent's own text has them, they are quoted from it."""
+STEM, RETOLD, LEAST_RETOLD = 5, 0.6, 3
+"""Letters by which words of four or more are compared; the share and the number of a sentence's that a tool it retells has said."""
 MOST_FIELDS = 12
 """Names of fields that are kept of another one: in alphabetical order, in which they say nothing."""
 _VERBS = (
-    "add answer append approve ask attach book buy call cancel change check click collect combine compile concatenate confirm "
-    "contact copy create delete deposit download email encode execute extract fetch find forward get give go grant ignore "
-    "include insert install invite issue list log look make message modify move notify open pay post print publish read refund "
-    "remember remove reply report reserve reset reveal run save say schedule search send set share show store submit subscribe "
-    "summarize switch tell transfer translate turn update upload use visit wire withdraw write"
-)
+    "accept add allow answer append apply approve ask assign attach authorize ban block book bypass buy call cancel change charge check "
+    "choose clear click close collect combine compile concatenate confirm contact copy create credit delete deliver deposit disable "
+    "discard dispatch download email enable encode erase escalate exchange execute export extract fetch find forward get give go grant "
+    "hand ignore include increase insert install invite issue keep leave list log look lower make mark merge message modify move notify "
+    "offer open order pass pay post prescribe print promise promote publish put raise read recommend refund reject release remember "
+    "remove replace reply report reserve reset return reveal revoke run save say schedule sell send set share ship show skip start stop "
+    "store submit subscribe summarize switch take tell transfer translate turn unlock update upgrade upload use visit waive wipe wire "
+    "withdraw write"
+).replace(" ", "|")
+_DONE = r"(?:\w+ed|sent|made|paid|done|found|held|kept|given|taken|written|shown|pending|ok)\b"
+"""What a tool says of a call that it has made: `refund arranged`, `transfer to Ann completed`."""
+_MANY = r"(?:all|any\w*|each|every\w*|my|our|me|us|them|who\w*|what\w*|that|those)\b"
+_MARK = r"(?:please|kindly|always|never|you\s(?:must|should|have\sto|need\sto)|(?:if|when|whenever|once)\s[^.\n]{3,60},)[\s,]+"
+_LINK = r"(?:\S+@\S|www\.|https?:)"
 _ORDER = re.compile(
-    rf"(?:^|[.!?:;>*-]\s+|\n\s*)(?:(?:please|first|then|now|also|always|you (?:must|should|have to|need to))[\s,]+)*"
-    rf"(?:{_VERBS.replace(' ', '|')})\s+(?:an?|the|all|any|every|each|this|that|these|those|my|your|our|me|us|him|her|them|it|to|as|user|"
-    r"[\"'$0-9]|\S+@|www\.|https?:)",
-    re.IGNORECASE,
+    rf"""(?: ^ | [.!?:;>*-]\s+ | \n\s* ) (?: {_MARK} | (?:first|then|now|also|just|simply|instead)[\s,]+ )*
+    (?: {_MARK} (?:{_VERBS}) \s+ (?!{_DONE}) \w                        # please refund mallory
+      | (?:{_VERBS}) \s+ (?: {_MANY} | (?:an?|the|this|these|your|him|her|it|no|nothing|some\w*|users?|customers|people|\w+['’]s)\b
+          | ["'$] | {_LINK} | (?!{_DONE}) [^.:\n]{{1,40}} \s {_LINK}
+          | (?:to|as)\b (?! : | \sof\b                                # refund to ann; but not: refund to ann completed
+              | (?: \s(?!{_MANY})[^\s:]+ ){{1,4}} (?: :? \s{_DONE} | :\s\w+\s\w+$ ) ) )
+      | (?! (?:book|change|issue|list|open|report|set|update)\b ) (?:{_VERBS}) \s+ [0-9] )""",
+    re.IGNORECASE | re.VERBOSE,
 )
 """An order: a verb at the beginning of a sentence, and what it is to be done to."""
 _UNSEEN = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff\U000e0000-\U000e007f]")
 """Characters that nobody sees, and that split words."""
 _FIELD = re.compile(r"\b([A-Za-z_]\w{0,24})[\"']?\s*[=:](?!/)")
 _END = re.compile(r"\n|\\n|(?<=[.!?])\s")
-_SENTENCE = re.compile(r"[^\s.!?][^\n.!?]{23,}[.!?]?")
+_SENTENCE = re.compile(r"[^\s.!?][^\n.!?]{11,}[.!?]?")
 _TOKEN = re.compile(r"[^\s'\"(),;<>]*[\d@/][^\s'\"(),;<>]*")
 """Names of accounts, addresses, links, dates, numbers."""
 _WORD = re.compile(r"[\u2e80-\U0003ffff]{1,2}|[^\W\u2e80-\U0003ffff]+")
@@ -72,6 +86,8 @@ class _Result(NamedTuple):
     """True if its words are kept."""
     quotes: frozenset[str]
     """The runs of words by which a quotation of it is known; of a kept one none."""
+    stems: frozenset[str]
+    """The stems by which a sentence that retells it is known; of a kept one none."""
 
 
 class Origins:
@@ -87,7 +103,7 @@ class Origins:
         self, instructs: Callable[[str], bool], trusted: Collection[str], listed: Mapping[str, Collection[str]]
     ) -> None:
         self._instructs, self._trusted, self._listed = instructs, trusted, listed
-        self._asked, self._asked_runs = "", set[str]()
+        self._asked, self._asked_runs, self._asked_stems = "", set[str](), set[str]()
         self._results = list[_Result]()
         self._calls = dict[str, Any]()
 
@@ -97,6 +113,7 @@ class Origins:
             asked = _plain(str(message.text))
             self._asked += f"\n{asked}"
             self._asked_runs.update(_runs(_WORD.findall(asked)))
+            self._asked_stems |= _stems(asked)
         if isinstance(message, AIMessage):
             self._calls |= {call["id"] or "": call for call in message.tool_calls}
             update = {"content": self._said(str(message.text)), "tool_calls": [self._call(call) for call in message.tool_calls]}
@@ -136,8 +153,9 @@ class Origins:
             )
             instructs = self._instructs(text)
             is_kept = not (instructs or orders) and self._is_short(text, self._calls.get(message.tool_call_id))
-            quotes = frozenset(() if is_kept else _runs(_WORD.findall(_plain(text))))
-            self._results.insert(0, _Result(tool, told, orders, instructs, is_kept, quotes))
+            plain = "" if is_kept else _plain(text)
+            quotes, stems = frozenset(_runs(_WORD.findall(plain))), _stems(plain)
+            self._results.insert(0, _Result(tool, told, orders, instructs, is_kept, quotes, stems))
             if not is_kept:  # the note that a person edited the call stays
                 update["content"] = str(message.text).removesuffix(text) + _outline(text)
         return message.model_copy(update=update)
@@ -167,11 +185,11 @@ class Origins:
         return self._origin(value, words) or self._said(value)
 
     def _said(self, text: str) -> str:
-        """The agent's own words, without what it quotes, and without sentences, names and numbers that only a tool has said."""
+        """The agent's own words, without what it quotes or retells, and without names and numbers that only a tool has said."""
         if not self._results:
             return text
         text = self._without_quotes(text)
-        text = _SENTENCE.sub(lambda found: self._origin(found[0]) or found[0], text)
+        text = _SENTENCE.sub(lambda found: self._origin(found[0]) or self._teller(found[0]) or found[0], text)
         return _TOKEN.sub(lambda found: self._origin(found[0]) or found[0], text)
 
     def _without_quotes(self, text: str) -> str:
@@ -188,6 +206,12 @@ class Origins:
         for start, end, tool in reversed(spans):
             seen = f"{seen[:start].rstrip('[')}{FROM_TOOL}{tool}]{seen[end:]}"  # the mark has a bracket of its own
         return seen if spans else text
+
+    def _teller(self, sentence: str) -> str:
+        """The words in place of a sentence that retells what a tool has said and no user; empty if there is no such tool."""
+        own = _stems(_plain(sentence)) - self._asked_stems
+        found = next((one for one in self._results if len(own & one.stems) >= max(LEAST_RETOLD, RETOLD * len(own))), None)
+        return f"{FROM_TOOL}{found.tool}]" if found else ""
 
     def _origin(self, text: str, words: Sequence[str] = ()) -> str:
         """The words in place of a text that a tool has said, and no user before; empty if there is no such tool.
@@ -226,6 +250,11 @@ def _plain(text: str) -> str:
 def _runs(words: Sequence[str]) -> list[str]:
     """All runs of `QUOTED_WORDS` words."""
     return [" ".join(words[n : n + QUOTED_WORDS]) for n in range(len(words) - QUOTED_WORDS + 1)]
+
+
+def _stems(text: str) -> frozenset[str]:
+    """The beginnings of the words that say something."""
+    return frozenset(word[:STEM] for word in _WORD.findall(text) if len(word) > 3)
 
 
 def _has(text: str, key: str) -> bool:

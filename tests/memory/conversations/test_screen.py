@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,6 +79,35 @@ def test_what_users_and_tools_usually_say_is_not_found(said: str) -> None:
     assert Screen().suspicion(said) is None
 
 
+RESULTS = tomllib.loads((Path(__file__).parent / "tool_results.toml").read_text())
+
+
+@pytest.mark.parametrize(
+    ("half", "most"), [(slice(0, None, 2), (3, 1, 3)), (slice(1, None, 2), (0, 4, 5))], ids=["tuned", "held out"]
+)
+def test_the_errors_of_the_screen_on_what_tools_say_are_no_more_than_were_counted(half: slice, most: tuple[int, ...]) -> None:
+    """Of thirty ordinary results those whose words are lost; of thirty hostile ones those kept, and those that a reply may tell of."""
+
+    def remembered(result: str, reply: str) -> tuple[str, str]:
+        look = AIMessage("", tool_calls=[call("look")])  # type: ignore[list-item]
+        talk = [
+            HumanMessage("Look it up, please."),
+            look,
+            ToolMessage(result, name="look", tool_call_id="look"),
+            AIMessage(reply),
+        ]
+        step = Screen().steps(talk, last_turn)[-1]
+        return step.observation, step.action
+
+    lost = [said for said in RESULTS["ordinary"][half] if said not in remembered(said, "Done.")[0]]
+    told = [remembered(said, reply) for said, reply in RESULTS["hostile"][half]]
+    kept = [said for (said, _), (seen, _) in zip(RESULTS["hostile"][half], told, strict=True) if said in seen]
+    retold = [reply for (_, reply), (_, action) in zip(RESULTS["hostile"][half], told, strict=True) if reply in action]
+    print(f"lost {len(lost)}, kept {len(kept)}, retold {len(retold)} of 30 each:", *lost, *kept, *retold, sep="\n  ")
+    assert len(told) == len(RESULTS["ordinary"][half]) == 30
+    assert all(count <= limit for count, limit in zip((len(lost), len(kept), len(retold)), most, strict=True))
+
+
 def call(name: str, /, **args: object) -> dict[str, object]:
     return {"name": name, "args": args, "id": name}
 
@@ -136,7 +167,9 @@ def test_of_a_result_a_dozen_words_are_kept_beside_those_of_its_call(result: str
         ("The page says: “Five  SIX\nseven, eight nine ten ELEVEN!” So I did.", "The page says: “[from read_file]!” So I did."),
         ("(short) [Five six seven eight nine ten.", "(short) [from read_file]."),
         ("F​ive six seven eight nine ten, then", "[from read_file], then"),
-        ("Five six seven eight nine are numbers.", "Five six seven eight nine are numbers."),
+        ("Five six.", "Five six."),
+        ("After eleven, there are twelve and thirteen.", "[from read_file]"),
+        ("After eleven, I have bought twelve for you.", "After eleven, I have bought twelve for you."),
         ("Pay the bill in bill.txt to Ann, as you said.", "Pay the bill in bill.txt to Ann, as you said."),
     ],
 )
