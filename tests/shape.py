@@ -13,11 +13,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 82_660, "tests": 68_330}
+LINES: Mapping[str, int] = {"source": 82_780, "tests": 68_480}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_184,
-    "graphs/agents": 7_090,
+    "graphs/agents": 7_180,
     "graphs/baselines": 1_727,
     "graphs/cli": 2_941,
     "graphs/experiments": 7_774,
@@ -28,7 +28,7 @@ ROOMS: Mapping[str, int] = {
     "memory": 1_320,
     "memory/attempts": 667,
     "memory/claas": 2_850,
-    "memory/conversations": 1_810,
+    "memory/conversations": 1_835,
     "memory/lessons": 1_350,
     "memory/returns": 1_061,
     "memory/search": 1_515,
