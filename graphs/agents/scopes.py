@@ -19,6 +19,7 @@ from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Protocol, TypedDict, TypeVar, Unpack
+from urllib.parse import unquote
 from uuid import UUID
 from weakref import WeakValueDictionary
 
@@ -31,12 +32,13 @@ from ...memory.conversations.recorded import ConversationSource
 from ...memory.conversations.screen import Screen
 from ...memory.conversations.store import Conversation, ConversationStore, Rating, RatingOptions, clean_text, finite_reward
 from ...memory.display import short
-from ...memory.errors import UserError, plural
+from ...memory.errors import UserError, did_you_mean, plural
 from ...memory.records import Trajectory
 from ...memory.telemetry import memory_names, span
 from ...nodes.arguments import Amount, ArgumentCheck, Range, checks_arguments
 from ...nodes.retrieve.user_share import within_share
 from .agent_identity import AgentIdentity, unknown_tools
+from .erasure import erase_scope, find_scopes
 from .intake import Admitted, ImportReport, Intake, days_before, write_lift
 from .lift import Lift, TrialLedger, TrialPlan, TrialShare, measure_lift, retirement, unrated_draws
 from .reward_sources import RewardScale, RewardSource, rating_text
@@ -529,30 +531,47 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         return [f"{entry['method']}: recalled {', '.join(recalled) if recalled else 'nothing'}{cached}", *entry.get("said", ())]
 
     @checks_arguments
-    def forget(self, threads: Sequence[ThreadId] | Literal["all"] = "all", **scope: ScopeValue) -> int:
+    def forget(
+        self, threads: Sequence[ThreadId] | Literal["all"] = "all", *, every_agent: bool = False, **scope: ScopeValue
+    ) -> int:
         """Delete what is kept of these threads, or of all of the scope; returns the number of conversations deleted.
 
-        Other agents of the store keep what they have of it; where all of the scope is deleted, the log names them.
+        Where nothing is kept of all of a scope, the log says so, with the most similar value of those that are.
 
         Args:
             threads: ids of the threads.
+            every_agent: whether all agents of the store forget what they have with these values. Not given: they keep it, and the log
+                names them.
             scope: the values of the scope, as in `feedback`. For all threads, the last names may be left out, and stand for all of
                 their values: `tenant="acme"` is that tenant with all of its users, and those without (`user_id=None`: these alone). With
                 `user="user_id"`, which is no part of the scope, `user_id="ann"` are her conversations.
 
         Raises:
-            UserError: `threads` is None or a text, or nothing of one of the threads is kept; then nothing is deleted.
+            UserError: `threads` is None or a text, nothing of one of the threads is kept, or every agent is to forget threads or
+                without a value; then nothing is deleted.
         """
-        if threads == "all":
-            scope, user = self._split_user(scope)
-            reached = [(labels, self._memory(labels).conversations) for labels in self._reached(scope, self.forget)]
-            each = [
-                (labels, [one.id for one in kept.turns.all() if one.user == user] if user else None) for labels, kept in reached
-            ]
-            if others := self._other_agents(scope, user):
-                LOG.warning("%s: other agents of this store keep conversations of it: %s", self.method, ", ".join(others))
-            return sum(self.forget_in(labels, hers) for labels, hers in each if hers != [])
-        return self.forget_in(self._labels(scope, self.forget), list(map(str, threads)))
+        if every_agent and (threads != "all" or not scope):
+            raise UserError("every_agent=True forgets all that has some values: give these, such as tenant=..., and no threads")
+        if threads != "all":
+            return self.forget_in(self._labels(scope, self.forget), list(map(str, threads)))
+        own, user = self._split_user(scope)
+        count = 0
+        for labels in self._reached(own, self.forget):
+            hers = [one.id for one in self._memory(labels).conversations.turns.all() if one.user == user] if user else None
+            count += self.forget_in(labels, hers) if hers != [] else 0
+        wanted = (*self.scope.labels(own, to_last=True), *filter(None, [user]))
+        others = [one for one in find_scopes(self.agent, wanted) if one[0][1] != self.agent.label()] if scope else []
+        if every_agent:
+            count += sum(erase_scope(self.agent.store, *one) for one in others)
+        elif names := {scope_of(one)["agent"] for one, _ in others if self.agent.store.search((*one, "turns"), limit=1)}:
+            said = "%s: other agents of this store %s conversations of it: %s; every_agent=True has them forget it, too"
+            LOG.warning(said, self.method, "may keep" if user else "keep", ", ".join(sorted(names)))
+        if not count:
+            known = [scope_of(one)["scope"] for one in self._recorded({})]
+            values = [(name, {str(one[name]) for one in known if one[name]}) for name in own]
+            near = [did_you_mean(str(own[name]), there) for name, there in values if str(own[name]) not in there]
+            LOG.warning("%s: nothing was kept of %s%s", self.method, " ".join(map(unquote, wanted)), "".join(near))
+        return count
 
     def forget_in(self, labels: tuple[str, ...], threads: Sequence[str] | None) -> int:
         """As `forget`, in the scope with these labels."""
@@ -577,9 +596,11 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         """As `explain`, in a program that is awaited."""
         return await asyncio.to_thread(lambda: self.explain(thread_id, **scope))
 
-    async def aforget(self, threads: Sequence[ThreadId] | Literal["all"] = "all", **scope: ScopeValue) -> int:
+    async def aforget(
+        self, threads: Sequence[ThreadId] | Literal["all"] = "all", *, every_agent: bool = False, **scope: ScopeValue
+    ) -> int:
         """As `forget`, in a program that is awaited."""
-        return await asyncio.to_thread(lambda: self.forget(threads, **scope))
+        return await asyncio.to_thread(lambda: self.forget(threads, every_agent=every_agent, **scope))
 
     async def aexport(self, **scope: ScopeValue) -> AsyncIterator[dict[str, Any]]:
         """As `export`, in a program that is awaited."""
@@ -627,15 +648,6 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         prefix = self._labels_of(self.scope.labels(scope, to_last=True) if scope else ())
         found = (one for one in self.agent.namespaces(prefix, 3 + len(self.scope.names)) if one[-1] == "turns")
         return (one[:-1] for one in found if self.agent.store.search(one, limit=1))  # stores may list what is empty
-
-    def _other_agents(self, scope: Mapping[str, Any], user: str) -> list[str]:
-        """The names of the other agents of the store that have conversations with these values; none where no value is given."""
-        wanted, found = set(self.scope.labels(scope, to_last=True)), set[str]()
-        for labels in self.agent.namespaces((ROOT,)) if scope else ():
-            if labels[-1] == "turns" and labels[1] != self.agent.label() and wanted <= set(labels[2:]):
-                talks = ConversationStore(self.agent.store, labels[:-1]).turns.all()
-                found |= {scope_of(labels)["agent"] for one in talks if user in ("", one.user)}
-        return sorted(found)
 
     def _conversations(self, scope: Mapping[str, Any]) -> ConversationStore:
         return self._memory(self._labels(scope)).conversations

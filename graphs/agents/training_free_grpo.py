@@ -39,6 +39,7 @@ from ...nodes.text import trim_middle
 from ..training_free_grpo import TrainingFreeGRPO
 from .consultation import AdviceRoom, Consultation, Place, add_to_system_message
 from .critic import CriticMiddleware, CriticOptions, StudyIndex
+from .erasure import comparisons_with
 from .lift import MOST_ITEM_CHARS
 from .scope_values import ScopeValue
 from .scopes import ScopeMemory
@@ -111,7 +112,7 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
         self._notes = set[str]()
         self._library_read: Library | LibraryVersions
         self._library_read = self._read(self._library) if isinstance(self._library, str | Path) else self._library
-        self._versions: dict[tuple[str, ...], LibraryVersions] = {}
+        self._versions: dict[tuple[str, ...], tuple[StudyIndex[None], LibraryVersions]] = {}
         self._editing = threading.Lock()
 
     @property
@@ -190,16 +191,22 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
 
     def versions(self, **scope: ScopeValue) -> LibraryVersions:
         """The versions of a scope's library. A person may `rollback`, and no version is lost."""
-        return self._scope_versions(self._labels(scope))
+        labels = self._labels(scope)
+        self._refreshed(labels)
+        return self._scope_versions(labels)
 
     def _scope_versions(self, scope: tuple[str, ...]) -> LibraryVersions:
+        index = self._memory(scope).index
         with self._lock:
-            if scope not in self._versions:
-                found = LibraryVersions(rows=StoredRows(self.agent.store, (*scope, "library")))
-                if not found.head:
-                    found.put("start", self.library, why="the start")
-                self._versions[scope] = found
-            return self._versions[scope]
+            if (known := self._versions.get(scope)) is None:
+                known = index, LibraryVersions(rows=StoredRows(self.agent.store, (*scope, "library")))
+            versions = known[1]
+            if known[0] is not index:  # it was made anew, since something was forgotten, perhaps by another process
+                versions.refresh()
+            if not versions.head:
+                versions.put("start", self.library, why="the start")
+            self._versions[scope] = index, versions
+            return versions
 
     def make_content(self) -> None:
         """Nothing: the library is in the store."""
@@ -264,7 +271,7 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
 
     def forget_in(self, labels: tuple[str, ...], threads: Sequence[str] | None) -> int:
         """As `ScopedLearner.forget_in`; lessons of comparisons that one of these threads was in are taken out of all versions."""
-        groups = self._groups(labels, threads)
+        groups = comparisons_with(self._memory(labels).conversations, threads)
         if threads is None:
             self._erase(labels, groups)  # for those who hold the library, which goes as a whole
         count = super().forget_in(labels, threads)
@@ -276,22 +283,17 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
 
     def keep_out(self, labels: tuple[str, ...], thread: str, reason: str, digest: str = "") -> None:
         """As `ScopedLearner.keep_out`; lessons of comparisons that the thread was in are taken out of all versions."""
-        groups = self._groups(labels, [thread])
+        groups = comparisons_with(self._memory(labels).conversations, [thread])
         super().keep_out(labels, thread, reason, digest)
         self._erase(labels, groups)
 
     def retract_in(self, labels: tuple[str, ...], thread: str, run_id: str | None, source: str) -> Rating:
         """As `ScopedLearner.retract_in`; lessons of comparisons that the thread was in are taken out of all versions."""
-        groups = self._groups(labels, [thread])
+        groups = comparisons_with(self._memory(labels).conversations, [thread])
         gone = super().retract_in(labels, thread, run_id, source)
         self._erase(labels, groups)
         return gone
 
-    def _groups(self, labels: tuple[str, ...], threads: Sequence[str] | None) -> set[str]:
-        """Names of the comparisons that one of these threads, or any, was in."""
-        written = self._memory(labels).conversations.reflections.all()
-        return {one.note.partition(" ")[2] for one in written if threads is None or one.thread in threads}
-
     def _erase(self, labels: tuple[str, ...], groups: set[str]) -> None:
         if self.critic is not None:
-            self._scope_versions(labels).erase([f"{group}/1" for group in groups if group])
+            self._scope_versions(labels).erase([f"{group}/1" for group in groups])

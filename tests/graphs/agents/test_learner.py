@@ -92,15 +92,55 @@ def test_a_comment_is_deleted_and_a_rating_taken_back() -> None:
         learner.retract("a", tenant="acme")
 
 
-def test_the_log_names_the_other_agents_that_keep_what_one_has_forgotten(caplog: pytest.LogCaptureFixture) -> None:
-    store = InMemoryStore()
+def desks(store: InMemoryStore) -> dict[str, Any]:
+    """Learners of three agents of a store, of which two have served acme."""
     made = {name: learning_agents.make("synapse", store, name=name)[:2] for name in ("boss", "clerk", "scout")}
     for name, tenant in (("boss", "acme"), ("clerk", "acme"), ("clerk", "bob"), ("scout", "bob")):
         made[name][0].invoke({"messages": desk.ticket(0)[0]}, learning_agents.config("a", tenant))
-    for name, said in (("boss", "other agents of this store keep conversations of it: clerk"), ("clerk", "")):
+    return {name: learner for name, (_, learner) in made.items()}
+
+
+def test_the_log_names_the_other_agents_that_keep_what_one_has_forgotten(caplog: pytest.LogCaptureFixture) -> None:
+    made = desks(InMemoryStore())
+    said = "synapse: other agents of this store keep conversations of it: clerk; every_agent=True has them forget it, too"
+    for name, told in (("boss", [said]), ("clerk", [])):
         caplog.clear()
-        assert made[name][1].forget(tenant="acme") == 1
-        assert "".join(caplog.messages).removeprefix("synapse: ") == said
+        assert made[name].forget(tenant="acme") == 1
+        assert caplog.messages == told
+
+
+def test_all_agents_of_a_store_forget_a_tenant_by_one_call(caplog: pytest.LogCaptureFixture) -> None:
+    made = desks(store := InMemoryStore())
+    for wrong in ({}, {"threads": ["a"], "tenant": "acme"}):
+        with pytest.raises(UserError, match="every_agent=True forgets all that has some values"):
+            made["boss"].forget(every_agent=True, **wrong)
+    assert made["boss"].forget(tenant="acne", every_agent=True) == 0
+    assert caplog.messages[-1] == "synapse: nothing was kept of tenant=acne; did you mean acme?"
+    assert made["boss"].forget(tenant="acme", every_agent=True) == 2
+    assert made["scout"].forget(tenant="acme", every_agent=True) == 0
+    assert caplog.messages[1:] == ["synapse: nothing was kept of tenant=acme"]
+    assert {one.namespace[2] for one in store.search((), limit=100)} == {"tenant=bob"}
+    ask = learning_agents.make("synapse", store, name="clerk")[0].invoke
+    assert ask({"messages": desk.ticket(0)[0]}, learning_agents.config("a", "acme")), "it may be served again"
+
+
+def test_a_user_is_forgotten_by_agents_that_name_him_in_their_scope_or_beside_it() -> None:
+    store = InMemoryStore()
+    scopes = {"boss": {"user": "user_id"}, "clerk": {"scope": ("tenant", "user_id")}, "scout": {"user": "user_id"}}
+    made = {name: learning_agents.make("lessons", store, name=name, group_size=2, **more)[:2] for name, more in scopes.items()}
+    for name, (agent, learner) in made.items():
+        for thread, user in enumerate(("ann", "bob")):
+            where = {"tenant": "acme", "user_id": user, "thread_id": f"t{thread}"}
+            agent.invoke({"messages": desk.ticket(0)[0]}, {"configurable": where})
+            own = {"user_id": user} if name == "clerk" else {}
+            learner.feedback(f"t{thread}", reward=float(thread), tenant="acme", **own)
+        learner.learn(tenant="acme", **({"user_id": "ann"} if name == "clerk" else {}))
+    versions = made["scout"][1].versions(tenant="acme")
+    assert versions.at(versions.head).lessons, "of a comparison with ann"
+    assert made["boss"][1].forget(tenant="acme", user_id="ann", every_agent=True) == 3
+    assert not made["scout"][1].versions(tenant="acme").at(versions.head).lessons
+    kept = [one for one in store.search((), limit=1_000) if one.namespace[-1] == "turns"]
+    assert sorted((one.namespace[1], one.key) for one in kept) == [("boss", "t1"), ("clerk", "t1"), ("scout", "t1")]
 
 
 def test_names_of_tools_that_the_agent_has_not_are_said() -> None:
