@@ -23,7 +23,7 @@ from ..wiring.banks import KeyName
 from ..wiring.inputs import MethodInputs
 from .consultation import Place
 
-__all__ = ["ChatInputs", "ChatWorld", "ConversationJournal", "ReadMessages"]
+__all__ = ["ChatInputs", "ChatWorld"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,6 @@ __all__ = [
     "Quarantine",
     "Rating",
     "RatingOptions",
-    "Ratings",
     "Reflection",
     "Turn",
     "finite_reward",
