@@ -1,4 +1,4 @@
-"""What all agents of a store keep of a tenant or a user: to find it, and to erase it by one call.
+"""The conversations that all agents of a store keep of a tenant or a user: to find them, and to erase them by one call.
 
 Each agent has its own copies of what it was told, in a memory for each of its scopes, and may name fewer values in `scope=` than
 another one: a user is a part of the scope here, and a name beside each conversation there (`user=`).
