@@ -8,8 +8,9 @@ from typing import Any
 from langchain_core.messages import BaseMessage
 from langgraph.types import StateSnapshot
 
+from ...tools.notebook.moments import names_of, passes_along
 from ...tools.notebook.tables import to_line
-from ...tools.notebook.walk import Walk, names_of, passes_along
+from ...tools.notebook.walk import Walk
 from ..wiring.picture import held_objects
 from .shown_values import decision_bars, show_state, show_value
 

@@ -14,8 +14,9 @@ from threading import Event, Lock
 from typing import Any
 
 from ...memory.errors import UserError
+from ...tools.notebook.moments import names_of
 from ...tools.notebook.pauses import find_subgraph
-from ...tools.notebook.walk import Walk, compare, names_of
+from ...tools.notebook.walk import Walk, compare
 from ..wiring.flow import to_mermaid
 from .forms import answer_form, channel_form, question_text, read_answer, read_channel
 from .running import Running

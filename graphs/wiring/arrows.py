@@ -23,8 +23,8 @@ from langgraph.graph._node import StateNodeSpec
 from langgraph.types import Command, Send
 
 from ...memory.errors import did_you_mean
-from .input_errors import wrong_arguments, wrong_parts
 from .mermaid import Edge, FlowError, shown_label
+from .node_errors import wrong_arguments, wrong_parts
 
 __all__ = ["Branching", "FanOutBranch", "Finding", "Wiring"]
 

@@ -10,18 +10,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from functools import lru_cache
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any
 
 from langgraph.graph import StateGraph
 from langgraph.graph._node import StateNodeSpec
 from langgraph.graph.state import CompiledStateGraph
-from typing_extensions import is_typeddict
 
 from ...memory.errors import did_you_mean
+from ...memory.graph_input import are_alike, classes_of, type_name
 from ...nodes.channels import NodeChannels, node_channels, node_schemas, schema_channels, type_hints
 from .arrows import Finding, Wiring, closure
-from .input_errors import type_name
 
 __all__ = []
 
@@ -177,24 +175,7 @@ def _mistyped(wiring: Wiring, builder: Builder) -> list[Finding]:
         for schema in node_schemas(unwrap(wiring.nodes[name])):
             for channel, hint in type_hints(schema).items():
                 held = state.get(channel, Any)
-                if not _starts_empty(builder, channel) and not _overlap(_classes(hint), _classes(held)):
+                if not _starts_empty(builder, channel) and not are_alike(classes_of(hint), classes_of(held)):
                     told = f"'{name}' takes `{channel}` for {type_name(hint)}, and the state holds {type_name(held)}"
                     found.append(Finding(wiring.lines.get(name, 0), told))
     return list(dict.fromkeys(found))  # what a node reads and writes stands in two schemas
-
-
-def _classes(hint: Any) -> tuple[type, ...]:
-    """The classes of a type's values; `object` where it does not say them."""
-    if get_origin(hint) in (Union, UnionType):
-        return tuple(one for part in get_args(hint) for one in _classes(part))
-    if get_origin(hint) is Literal:
-        return tuple(map(type, get_args(hint)))
-    hint = dict if is_typeddict(hint) else get_origin(hint) or hint
-    is_known = isinstance(hint, type) and hint is not Any and not getattr(hint, "_is_protocol", False)
-    return (hint,) if is_known else (object,)
-
-
-def _overlap(ones: Collection[type], others: Collection[type]) -> bool:
-    """True if a value may be of a class of both."""
-    numbers = [{int, float, complex} & {*classes} for classes in (ones, others)]
-    return all(numbers) or any(issubclass(a, b) or issubclass(b, a) for a in ones for b in others)

@@ -25,6 +25,7 @@ from langgraph.graph.state import CompiledStateGraph
 from typing_extensions import TypedDict, is_typeddict
 
 from ...memory.errors import UserError, did_you_mean, type_of
+from ...memory.graph_input import InputError, check_names, explain_error
 from ...nodes.channels import node_schemas
 from .arrows import (
     ENDS,
@@ -43,10 +44,11 @@ from .arrows import (
 from .data_flow import find_missing, is_misspelt, unwrap
 from .drawn import Graph, builder_behind, builder_edges, drawn_edges, read_wiring, to_mermaid
 from .guards import guard_arrows
-from .input_errors import InputError, input_mistake, reading_node
 from .mermaid import Edge, FlowError, parse_flow, read_flow, shown_label, write_flow
+from .node_errors import reading_node
 
 __all__ = [
+    "DrawnGraph",
     "Edge",
     "FanOut",
     "Finding",
@@ -55,7 +57,6 @@ __all__ = [
     "InputError",
     "Node",
     "Router",
-    "UnboundedGraph",
     "check",
     "compile_graph",
     "drawn_edges",
@@ -172,7 +173,8 @@ def _checked(wiring: Wiring, builder: Builder, origin: Builder | None = None) ->
 
 
 def _assemble(builder: Builder, wiring: Wiring) -> Builder:
-    """Add a wiring to `builder`."""
+    """Add a wiring to `builder`, which is drawn from here on."""
+    builder.__class__ = DrawnBuilder
     by_source: dict[str, list[Edge]] = {}
     for edge in wiring.edges:
         by_source.setdefault(edge.source, []).append(edge)
@@ -218,8 +220,8 @@ def _add_node(builder: Builder, name: str, node: Any, commands: Sequence[Edge]) 
     builder.nodes[name] = replace(spec, runnable=reading_node(spec.runnable, builder.channels.keys()))
 
 
-class UnboundedGraph(Graph):
-    """A compiled graph that may take as many super-steps as it needs, however it is called.
+class DrawnGraph(Graph):
+    """A graph that was drawn, compiled: it may take as many super-steps as it needs, however it is called.
 
     `batch`, `|`, `astream_events`, `RunnableParallel` and `with_fallbacks` pass LangChain's default limit on as if the user had
     given it, and 25 super-steps are two moves of a game. So 25 counts as not given here; any other limit holds.
@@ -229,22 +231,22 @@ class UnboundedGraph(Graph):
     """
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Iterator[Any]:
-        self._refuse_misspelt(input)
+        check_names(self, input)
         try:
             yield from super().stream(input, _without_default_limit(config), **options)
         except (InputError, KeyError, AttributeError, TypeError) as error:
-            self._explain(input, error)
+            explain_error(self, input, error)
             raise
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> AsyncIterator[Any]:
-        self._refuse_misspelt(input)
+        check_names(self, input)
         try:
             stream = cast(AsyncGenerator[Any, None], super().astream(input, _without_default_limit(config), **options))
             async with aclosing(stream) as inputs:
                 async for part in inputs:
                     yield part
         except (InputError, KeyError, AttributeError, TypeError) as error:
-            self._explain(input, error)
+            explain_error(self, input, error)
             raise
 
     def as_tool(self, *args: Any, **named: Any) -> BaseTool:
@@ -252,30 +254,20 @@ class UnboundedGraph(Graph):
         with suppress_langchain_beta_warning():
             return super().as_tool(*args, **named)
 
-    def check_input(self, input: Any) -> None:
-        """Refuse an input that lacks something, or has something of another type, before any node runs: of a run that is new.
-
-        Raises:
-            InputError: says what the input is to be.
-        """
-        self._refuse_misspelt(input)
-        self._explain(input)
-
-    def _refuse_misspelt(self, input: Any) -> None:
-        """Raise an `InputError` for a name that LangGraph would leave out, and that is close to one which is not given."""
-        for name in input.keys() - self.builder.channels if isinstance(input, Mapping) else ():
-            if near := did_you_mean(str(name), self.builder.schemas[self.builder.input_schema].keys() - input):
-                raise InputError(f"{self.name}: `{name}` is no channel of the input{near}")
-
-    def _explain(self, input: Any, error: Exception | None = None) -> None:
-        """Raise an `InputError` if the input is wrong, and the reason of this error."""
-        if said := input_mistake(self.builder.input_schema, input, error):
-            raise InputError(f"{self.name}: {said}") from error
-
     def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
         from .picture import picture
 
         return picture(self)._repr_mimebundle_()
+
+
+class DrawnBuilder(Builder):
+    """A builder that was drawn. Its graphs are an `DrawnGraph` each: they check their input, and show their picture."""
+
+    def compile(self, *args: Any, **options: Any) -> Graph:
+        """The graph; arguments as for `StateGraph.compile`."""
+        compiled = super().compile(*args, **options)
+        inputs = {name: value for name, value in vars(compiled).items() if name != "__orig_class__"}  # as `Pregel.copy` does
+        return DrawnGraph(**inputs).with_config(recursion_limit=1_000_000)
 
 
 def _without_default_limit(config: RunnableConfig | None) -> RunnableConfig | None:
@@ -309,9 +301,7 @@ def compile_graph(
         drawing = write_flow(builder_edges(builder)) if flow is None else flow
         wiring, builder = _redrawn_wiring(builder, drawing, nodes or {}, {}, {}), _bare(builder, nodes or {})
         builder = _assemble(builder, _checked(wiring, builder))
-    compiled = builder.compile(**options)
-    inputs = {name: value for name, value in vars(compiled).items() if name != "__orig_class__"}  # as `Pregel.copy` does
-    return UnboundedGraph(**inputs).with_config(recursion_limit=1_000_000)
+    return builder.compile(**options)
 
 
 # An edited drawing
@@ -352,7 +342,7 @@ def recompile(graph: Graph, wiring: Wiring, builder: Builder | None = None) -> G
     for when in ("interrupt_before", "interrupt_after"):
         pauses = getattr(graph, f"{when}_nodes")
         options[when] = pauses if isinstance(pauses, str) else [name for name in pauses if name in builder.nodes]
-    compiled = compile_graph(builder, **options) if isinstance(graph, UnboundedGraph) else builder.compile(**options)
+    compiled = builder.compile(**options)
     return compiled.with_config(graph.config) if graph.config else compiled
 
 

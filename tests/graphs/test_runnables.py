@@ -32,7 +32,7 @@ from learngraph.graphs.methods import METHODS
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.episode import AttemptState
-from learngraph.graphs.wiring.flow import UnboundedGraph
+from learngraph.graphs.wiring.flow import DrawnGraph
 from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.memory.lessons.library import Library
 from learngraph.memory.records import Lesson, Task
@@ -205,8 +205,8 @@ def test_a_graph_is_a_tool_without_a_warning() -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_builds_a_graph_without_the_default_limit(name: str) -> None:
     graph = blueprint(name, METHODS[name].settings())
-    assert isinstance(graph, UnboundedGraph)
-    assert isinstance(graph.with_config(tags=["mine"]), UnboundedGraph)
+    assert isinstance(graph, DrawnGraph)
+    assert isinstance(graph.with_config(tags=["mine"]), DrawnGraph)
 
 
 @pytest.mark.slow

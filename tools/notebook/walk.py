@@ -23,13 +23,10 @@ and leads back. That holds for all memories of this project, and for the `store`
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import count, pairwise, zip_longest
-from threading import Thread
 from typing import TYPE_CHECKING, Any, Self
 
 from langchain_core.messages import BaseMessage
@@ -39,8 +36,23 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Command, Interrupt, StateSnapshot, StateUpdate
 
 from ...memory.errors import did_you_mean, type_of
+from ...memory.graph_input import InputError, check_input, list_names
+from ...memory.graph_input import check_names as check_input_names
 from ...memory.storage.branches import Branch
 from ...memory.storage.branching_store import BranchingStore
+from .moments import (
+    call_graph,
+    checkpoint_id,
+    descend,
+    is_asynchronous,
+    loop_of_walks,
+    merge,
+    names_of,
+    nodes_of,
+    passes_along,
+    source_of,
+    thread_of,
+)
 from .pauses import Graph, Invocation, find_subgraph, innermost, pause_in
 from .tables import StepperError, Table, channel_rows, check_channels, check_names, table, to_line, two_lines
 
@@ -235,13 +247,13 @@ class Walk:
         if not self._is_latest(self.inside):
             self._asks_again = True  # another walk stands at the latest moment, and has answers of its own
         self._open_questions()
-        before = _checkpoint_id(self.place)
+        before = checkpoint_id(self.place)
         try:
             self._run("*", self._command(given))
         except Exception:  # LangGraph keeps the answer with which the node failed
             self._asks_again = True
             raise
-        self._answers = (*self._answers, given) if _checkpoint_id(self.place) == before else ()
+        self._answers = (*self._answers, given) if checkpoint_id(self.place) == before else ()
         return self
 
     def _open_questions(self) -> Self:
@@ -249,12 +261,12 @@ class Walk:
         if not self._asks_again:
             return self
         self._call(
-            "update_state", _thread(self.place), None, "__copy__"
+            "update_state", thread_of(self.place), None, "__copy__"
         )  # LangGraph replays only what its thread has moved past
-        self._call("invoke", None, _merge(self.config, self.place), interrupt_before="*")
+        self._call("invoke", None, merge(self.config, self.place), interrupt_before="*")
         self._stand(self.inside)
         for given in self._answers:
-            self._call("invoke", self._command(given), _merge(self.config, _thread(self.place)), interrupt_before="*")
+            self._call("invoke", self._command(given), merge(self.config, thread_of(self.place)), interrupt_before="*")
             self._stand(self.inside)
         self._asks_again = False
         return self
@@ -266,8 +278,8 @@ class Walk:
 
     def _stand(self, inside: Sequence[Invocation]) -> Self:
         """Stand at the latest moment of the run inside these invocations, or as far inside as they have not ended."""
-        top = self._call("get_state", _thread(self.place), subgraphs=bool(inside))
-        self._now, depth = _descend(top, inside)
+        top = self._call("get_state", thread_of(self.place), subgraphs=bool(inside))
+        self._now, depth = descend(top, inside)
         self.inside, self.place = tuple(inside[:depth]), self._now.config
         return self
 
@@ -282,8 +294,9 @@ class Walk:
         """
         if self.next:
             raise StepperError(f"{self}: this run has not ended; finish() ends it")
-        _check_input(self.graph, input, "go_on takes an input")
-        self._call("invoke", input, _merge(self.config, self.place), interrupt_before="*")
+        _check_kind(self.graph, input, "go_on takes an input")
+        check_input_names(self.graph, input)
+        self._call("invoke", input, merge(self.config, self.place), interrupt_before="*")
         return self._stand(())
 
     def edit(self, **channels: Any) -> Self:
@@ -297,7 +310,7 @@ class Walk:
         if not channels:
             raise StepperError("edit takes channels and their values, such as edit(action='wait')")
         check_channels(self.here, channels)
-        played = [one for one in self.path() if _source(one) != "update"]
+        played = [one for one in self.path() if source_of(one) != "update"]
         nodes = [*dict.fromkeys(played[-2].next)] if len(played) > 1 else []
         before = self.branch, self._left
         self._begin_branch()
@@ -341,12 +354,12 @@ class Walk:
             self.place = self._now.config
             self._answers, self._asks_again = (), False
         assert self.branch is not None
-        self.branch = self.branch.at(_checkpoint_id(self.place))
+        self.branch = self.branch.at(checkpoint_id(self.place))
         return self
 
     def fork(self) -> Self:
         """A what-if from this place, with a branch of memory of its own; the two walks are independent."""
-        moment = _checkpoint_id(self.place)
+        moment = checkpoint_id(self.place)
         made = replace(
             self,
             branch=self.branch.at(moment) if self.branch is not None else Branch(moment),
@@ -385,7 +398,7 @@ class Walk:
         if left is None:
             raise StepperError("this walk is the real run, which cannot be dropped: only what-ifs are kept or dropped")
         self.place, self.inside, self._now = left.place, left.inside, left._now
-        self.branch = left.branch.at(_checkpoint_id(left.place)) if left.branch is not None else None
+        self.branch = left.branch.at(checkpoint_id(left.place)) if left.branch is not None else None
         self._left = left if left.branch is not None else None
         self._answers, self._asks_again = left._answers, bool(self._interrupts())
         return self
@@ -393,19 +406,19 @@ class Walk:
     def _begin_branch(self) -> None:
         if self.branch is None:
             self._left = replace(self)
-            self.branch = Branch(_checkpoint_id(self.place))
+            self.branch = Branch(checkpoint_id(self.place))
 
     # -- looking --------------------------------------------------------------------------------------------------
 
     def path(self) -> list[StateSnapshot]:
         """The moments that led here, from the first pause of the graph in which the walk stands to this one."""
-        made = {_checkpoint_id(one.config): one for one in self.graph.get_state_history(_thread(self.place, ns=True))}
-        made[_checkpoint_id(self.place)] = self._snapshot()  # which knows what has run already, of nodes side by side
-        path, here = list[StateSnapshot](), made.get(_checkpoint_id(self.place))
+        made = {checkpoint_id(one.config): one for one in self.graph.get_state_history(thread_of(self.place, ns=True))}
+        made[checkpoint_id(self.place)] = self._snapshot()  # which knows what has run already, of nodes side by side
+        path, here = list[StateSnapshot](), made.get(checkpoint_id(self.place))
         while here is not None and here.next != ("__start__",):
-            if _source(here) != "fork":  # LangGraph's copy of the moment before, made when it forks
+            if source_of(here) != "fork":  # LangGraph's copy of the moment before, made when it forks
                 path.append(here)
-            here = made.get(_checkpoint_id(here.parent_config)) if here.parent_config else None
+            here = made.get(checkpoint_id(here.parent_config)) if here.parent_config else None
         return path[::-1]
 
     def passes(self) -> dict[tuple[str, str], int]:
@@ -447,7 +460,7 @@ class Walk:
     def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call the graph in the walk's branch of memory."""
         with self._remembering():
-            return _call(self.graph, self._is_asynchronous, name, *args, **kwargs)
+            return call_graph(self.graph, self._is_asynchronous, name, *args, **kwargs)
 
     def _remembering(self) -> AbstractContextManager[Any]:
         return self.branch.play() if self.branch is not None else nullcontext()
@@ -465,10 +478,10 @@ class Walk:
                 return self
 
     def _check_stops(self, stops: Sequence[Stop]) -> None:
-        known = _nodes(self.here)
+        known = nodes_of(self.here)
         for name in stops:
             if isinstance(name, str) and name not in known:
-                owner = next((node for node in known if name in _nodes(find_subgraph(self.here, node))), "")
+                owner = next((node for node in known if name in nodes_of(find_subgraph(self.here, node))), "")
                 inside = f"; {owner!r} has one inside: into({owner!r}).until({name!r})" if owner else ""
                 raise StepperError(f"there is no node {name!r}{did_you_mean(name, known, 'there are')}{inside}")
             if not isinstance(name, str) and not callable(name):
@@ -486,8 +499,8 @@ class Walk:
 
     def _is_latest(self, inside: Sequence[Invocation]) -> bool:
         """True if the thread's latest moment, seen inside these invocations, is this one: no other walk has gone on from here."""
-        latest, _ = _descend(self._call("get_state", _thread(self.place), subgraphs=True), inside)
-        return _checkpoint_id(latest.config) == _checkpoint_id(self.place)
+        latest, _ = descend(self._call("get_state", thread_of(self.place), subgraphs=True), inside)
+        return checkpoint_id(latest.config) == checkpoint_id(self.place)
 
     def _run(self, pause: Any, input: Any = None, *, around: Any = "*", entering: bool = False) -> Self:
         """Run the graph to a pause.
@@ -503,14 +516,27 @@ class Walk:
         if input is None and self._interrupts():
             raise StepperError(f"{self}: answer with resume(value)")
         # A checkpoint named by its id is replayed, which first copies it; the latest one is therefore named by its thread.
-        place = _thread(self.place) if self._is_latest(self.inside[:-1] if entering else self.inside) else self.place
-        with pause_in(self.graph, self.inside, pause, around):
+        place = thread_of(self.place) if self._is_latest(self.inside[:-1] if entering else self.inside) else self.place
+        with pause_in(self.graph, self.inside, pause, around), self._explaining():
             outer = around if self.inside else pause
             if self.listen is None:
-                self._call("invoke", input, _merge(self.config, place), interrupt_before=outer)
+                self._call("invoke", input, merge(self.config, place), interrupt_before=outer)
             else:
-                self._hear(input, _merge(self.config, place), outer)
+                self._hear(input, merge(self.config, place), outer)
         return self._stand(self.inside)
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """Raise a sentence in place of a KeyError where a node reads a channel that nothing has written."""
+        try:
+            yield
+        except KeyError as error:
+            latest = self._call("get_state", thread_of(self.place)).values
+            key, known = next(iter(error.args), None), self.graph.builder.channels
+            if not isinstance(latest, Mapping) or key not in known.keys() - latest:
+                raise
+            said = f"a node reads `{key}`, which nothing has written: give it in the input"
+            raise InputError(f"{said}; so far there is {list_names(latest)}") from error
 
     def _hear(self, input: Any, config: RunnableConfig, pause: Any) -> None:
         """Run the graph to a pause, and tell `listen` what happens meanwhile."""
@@ -523,80 +549,10 @@ class Walk:
 
         with self._remembering():
             if self._is_asynchronous:
-                asyncio.run_coroutine_threadsafe(wait(), _loop()).result()
+                asyncio.run_coroutine_threadsafe(wait(), loop_of_walks()).result()
             else:
                 for event in self.graph.stream(input, config, **streams):
                     hear(event)
-
-
-def names_of(nodes: Sequence[str]) -> str:
-    """Nodes that run side by side, in words."""
-    return " and ".join(f"{name} ({times} times)" if times > 1 else name for name, times in Counter(nodes).items())
-
-
-def passes_along(path: Sequence[StateSnapshot], graph: Graph) -> dict[tuple[str, str], int]:
-    """How often each arrow of a graph was taken along the moments of a path: (from, to) -> number."""
-    drawn = {(edge.source, edge.target) for edge in graph.get_graph().edges}
-    counted = Counter[tuple[str, str]]()
-    moments = [("__start__",), *([task.name for task in one.tasks] for one in path if _source(one) != "update")]
-    for before, after in pairwise(moments):
-        counted.update((a, b) for a in dict.fromkeys(before) for b in dict.fromkeys(after or ("__end__",)) if (a, b) in drawn)
-    ends = {"__start__": "START", "__end__": "END"}
-    return {(ends.get(a, a), ends.get(b, b)): times for (a, b), times in counted.items()}
-
-
-def is_asynchronous(graph: Any) -> bool:
-    """True if a node of the graph, or of a graph within it, can only be awaited."""
-    for name, spec in graph.builder.nodes.items():
-        if getattr(spec.runnable, "afunc", None) is not None and getattr(spec.runnable, "func", None) is None:
-            return True
-        inner = find_subgraph(graph, name)
-        if hasattr(inner, "builder") and is_asynchronous(inner):
-            return True
-    return False
-
-
-def _call(graph: Graph, in_loop: bool, name: str, *args: Any, **kwargs: Any) -> Any:
-    if not in_loop:
-        return getattr(graph, name)(*args, **kwargs)
-    return asyncio.run_coroutine_threadsafe(getattr(graph, f"a{name}")(*args, **kwargs), _loop()).result()
-
-
-@lru_cache(maxsize=1)
-def _loop() -> asyncio.AbstractEventLoop:
-    """The loop of all asynchronous walks: clients that a node keeps belong to one loop."""
-    loop = asyncio.new_event_loop()
-    Thread(target=loop.run_forever, name="walks", daemon=True).start()
-    return loop
-
-
-def _descend(top: StateSnapshot, inside: Sequence[Invocation]) -> tuple[StateSnapshot, int]:
-    """The moment inside these invocations, or as far inside as they have not ended; and how many of them that are."""
-    for depth, one in enumerate(inside):
-        states = [task.state for task in top.tasks if one.is_task(task.name, task.path)]
-        if not states or not isinstance(states[0], StateSnapshot) or not states[0].next:
-            return top, depth
-        top = states[0]
-    return top, len(inside)
-
-
-def _nodes(graph: Any) -> list[str]:
-    return [name for name in graph.nodes if name != "__start__"] if graph is not None else []
-
-
-def _checkpoint_id(config: RunnableConfig) -> str:
-    return str(config["configurable"].get("checkpoint_id", ""))
-
-
-def _thread(config: RunnableConfig, ns: bool = False) -> RunnableConfig:
-    """The latest checkpoint of the run; with `ns`, that of the subgraph in which the place is."""
-    given = config["configurable"]
-    kept = {k: v for k, v in given.items() if k not in ("checkpoint_id", "checkpoint_map", "checkpoint_ns")}
-    return {"configurable": {**kept, "checkpoint_ns": given.get("checkpoint_ns", "") if ns else ""}}
-
-
-def _merge(config: RunnableConfig, place: RunnableConfig) -> RunnableConfig:
-    return {**config, "configurable": {**config.get("configurable", {}), **place["configurable"]}}
 
 
 def start(graph: Graph, input: Any = None, thread: str | None = None, config: RunnableConfig | None = None) -> Walk:
@@ -616,16 +572,15 @@ def start(graph: Graph, input: Any = None, thread: str | None = None, config: Ru
     if graph.checkpointer:
         in_loop = is_asynchronous(graph)
         if thread is None:
-            if hasattr(graph, "check_input"):
-                graph.check_input({} if input is None else input)
-            _check_input(graph, input, "step takes the input second")
+            _check_kind(graph, input, "step takes the input second")
+            check_input(graph, input)
             threads = (RunnableConfig(configurable={"thread_id": f"walk-{number}"}) for number in count(1))
-            place = next(one for one in threads if _call(graph, in_loop, "get_state", one).created_at is None)
-        _call(graph, in_loop, "invoke", input, _merge(given, place), interrupt_before="*")
+            place = next(one for one in threads if call_graph(graph, in_loop, "get_state", one).created_at is None)
+        call_graph(graph, in_loop, "invoke", input, merge(given, place), interrupt_before="*")
     return Walk(graph, place, config=given)
 
 
-def _check_input(graph: Graph, input: Any, said: str) -> None:
+def _check_kind(graph: Graph, input: Any, said: str) -> None:
     """Refuse an input that names no channels, such as a text."""
     first = next(iter(graph.builder.schemas[graph.builder.input_schema]))
     if first != "__root__" and not isinstance(input, Mapping | Command) and not hasattr(type(input), "__annotations__"):
@@ -656,7 +611,7 @@ def compare(one: Walk, other: Walk, before: str = "", show: Sequence[str] = ()) 
         return Table(
             ("", "channel", "first run", "second run ′"), tuple(found), title="where they part, and where they stand now"
         )
-    one._check_stops([before] if before not in _nodes(other.here) else ())
+    one._check_stops([before] if before not in nodes_of(other.here) else ())
     states = list(zip_longest(*([moment.values for moment in path if before in moment.next] for path in paths)))
     rows = tuple(
         (str(i), *(line for name in show for line in _lines_of(pair[0], pair[1], name))) for i, pair in enumerate(states)
@@ -690,8 +645,6 @@ def _lines_of(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None, na
 
 def _moments(walk: Walk) -> list[StateSnapshot]:
     """The moments that led to a walk's place, without those that an edit has replaced."""
-    return [moment for moment, after in pairwise([*walk.path(), None]) if moment and not (after and _source(after) == "update")]
-
-
-def _source(moment: StateSnapshot) -> str:
-    return (moment.metadata or {}).get("source", "")
+    return [
+        moment for moment, after in pairwise([*walk.path(), None]) if moment and not (after and source_of(after) == "update")
+    ]

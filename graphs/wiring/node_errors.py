@@ -1,8 +1,4 @@
-"""The input of a graph, and the parts, arguments and updates of its nodes, where they are wrong: in words, in place of an error from within LangGraph.
-
-The input is looked at only when the graph failed. A thread that goes on may be given less than its graph needs to begin with, so
-nothing can be refused beforehand.
-"""
+"""The parts, arguments and updates of a graph's nodes where they are wrong: in words, in place of an error from within LangGraph."""
 
 from __future__ import annotations
 
@@ -12,23 +8,19 @@ from copy import copy
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from inspect import signature
-from typing import Any, NotRequired, get_args, get_origin, get_type_hints
+from typing import Any
 
 from langgraph._internal._fields import get_cached_annotated_keys
 from langgraph._internal._runnable import RunnableCallable
 from langgraph.types import Command
-from typing_extensions import is_typeddict
 
 from ...memory.errors import UserError, did_you_mean, type_of
+from ...memory.graph_input import InputError, list_names
 from ...nodes.arguments import check_argument
 from ...nodes.channels import NodeChannels, node_channels, type_hints
 from .mermaid import FlowError
 
-__all__ = ["InputError"]
-
-
-class InputError(UserError, ValueError):
-    """The input of a graph lacks something, or has something of another type."""
+__all__ = []
 
 
 class ReadingNode(RunnableCallable):
@@ -84,7 +76,7 @@ class ReadingNode(RunnableCallable):
                 said = f"which is no channel of the state{hint}"
             else:
                 raise
-            raise InputError(f"'{self.name}' reads `{key}`, {said}; it was given {_list(state)}") from error
+            raise InputError(f"'{self.name}' reads `{key}`, {said}; it was given {list_names(state)}") from error
 
 
 def reading_node(node: Any, channels: Collection[str]) -> Any:
@@ -125,35 +117,3 @@ def wrong_parts(node: Any) -> Iterator[str]:
         except UserError as error:
             yield str(error)
         yield from wrong_parts(value)
-
-
-def input_mistake(schema: Any, given: Any, error: BaseException | None = None) -> str:
-    """A sentence about what a graph's input lacks, or has of another type, as its TypedDict says; empty if all is right.
-
-    With an `error` that the graph failed with, empty as well if the input is not the reason of it.
-    """
-    if not is_typeddict(schema) or not isinstance(given, Mapping):
-        return ""
-    hints = get_type_hints(schema, include_extras=True)
-    wanted = {name: get_args(hint)[0] if get_origin(hint) is NotRequired else hint for name, hint in hints.items()}
-    needed = [name for name, hint in hints.items() if get_origin(hint) is not NotRequired and name in schema.__required_keys__]
-    lacking = [name for name in needed if name not in given]
-    form = ", ".join(f"{name}: {type_name(wanted[name])}" for name in needed)
-    error = error.__cause__ if isinstance(error, InputError) and error.__cause__ else error  # of a node
-    if lacking and (error is None or (isinstance(error, KeyError) and error.args[:1] in [(name,) for name in lacking])):
-        missing = " and ".join(f"`{name}`" for name in lacking)
-        return f"the input lacks {missing}; it has {_list(given)}, and is to be {{{form}}}"
-    for name, value in given.items() if not isinstance(error, KeyError) else ():
-        hint = wanted.get(name)
-        if isinstance(hint, type) and not isinstance(value, (hint, int) if hint is float else hint):
-            came = f"{type_of(value)} ({value!r:.60})"
-            return f"`{name}` of the input is to be of type {type_name(hint)}, got {came}; the input is {{{form}}}"
-    return ""
-
-
-def _list(given: Mapping[Any, Any]) -> str:
-    return ", ".join(f"`{name}`" for name in given) or "nothing"
-
-
-def type_name(hint: Any) -> str:
-    return hint.__name__ if isinstance(hint, type) else str(hint)

@@ -1,0 +1,92 @@
+"""A graph as a walk calls it, beside a loop where it must, and the moments and places that it gives back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
+from threading import Thread
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.types import StateSnapshot
+
+from .pauses import Graph, Invocation, find_subgraph
+
+__all__ = []
+
+
+def names_of(nodes: Sequence[str]) -> str:
+    """Nodes that run side by side, in words."""
+    return " and ".join(f"{name} ({times} times)" if times > 1 else name for name, times in Counter(nodes).items())
+
+
+def passes_along(path: Sequence[StateSnapshot], graph: Graph) -> dict[tuple[str, str], int]:
+    """How often each arrow of a graph was taken along the moments of a path: (from, to) -> number."""
+    drawn = {(edge.source, edge.target) for edge in graph.get_graph().edges}
+    counted = Counter[tuple[str, str]]()
+    moments = [("__start__",), *([task.name for task in one.tasks] for one in path if source_of(one) != "update")]
+    for before, after in pairwise(moments):
+        counted.update((a, b) for a in dict.fromkeys(before) for b in dict.fromkeys(after or ("__end__",)) if (a, b) in drawn)
+    ends = {"__start__": "START", "__end__": "END"}
+    return {(ends.get(a, a), ends.get(b, b)): times for (a, b), times in counted.items()}
+
+
+def is_asynchronous(graph: Any) -> bool:
+    """True if a node of the graph, or of a graph within it, can only be awaited."""
+    for name, spec in graph.builder.nodes.items():
+        if getattr(spec.runnable, "afunc", None) is not None and getattr(spec.runnable, "func", None) is None:
+            return True
+        inner = find_subgraph(graph, name)
+        if hasattr(inner, "builder") and is_asynchronous(inner):
+            return True
+    return False
+
+
+def call_graph(graph: Graph, in_loop: bool, name: str, *args: Any, **kwargs: Any) -> Any:
+    if not in_loop:
+        return getattr(graph, name)(*args, **kwargs)
+    return asyncio.run_coroutine_threadsafe(getattr(graph, f"a{name}")(*args, **kwargs), loop_of_walks()).result()
+
+
+@lru_cache(maxsize=1)
+def loop_of_walks() -> asyncio.AbstractEventLoop:
+    """The loop of all asynchronous walks: clients that a node keeps belong to one loop."""
+    loop = asyncio.new_event_loop()
+    Thread(target=loop.run_forever, name="walks", daemon=True).start()
+    return loop
+
+
+def descend(top: StateSnapshot, inside: Sequence[Invocation]) -> tuple[StateSnapshot, int]:
+    """The moment inside these invocations, or as far inside as they have not ended; and how many of them that are."""
+    for depth, one in enumerate(inside):
+        states = [task.state for task in top.tasks if one.is_task(task.name, task.path)]
+        if not states or not isinstance(states[0], StateSnapshot) or not states[0].next:
+            return top, depth
+        top = states[0]
+    return top, len(inside)
+
+
+def nodes_of(graph: Any) -> list[str]:
+    return [name for name in graph.nodes if name != "__start__"] if graph is not None else []
+
+
+def checkpoint_id(config: RunnableConfig) -> str:
+    return str(config["configurable"].get("checkpoint_id", ""))
+
+
+def thread_of(config: RunnableConfig, ns: bool = False) -> RunnableConfig:
+    """The latest checkpoint of the run; with `ns`, that of the subgraph in which the place is."""
+    given = config["configurable"]
+    kept = {k: v for k, v in given.items() if k not in ("checkpoint_id", "checkpoint_map", "checkpoint_ns")}
+    return {"configurable": {**kept, "checkpoint_ns": given.get("checkpoint_ns", "") if ns else ""}}
+
+
+def merge(config: RunnableConfig, place: RunnableConfig) -> RunnableConfig:
+    return {**config, "configurable": {**config.get("configurable", {}), **place["configurable"]}}
+
+
+def source_of(moment: StateSnapshot) -> str:
+    return (moment.metadata or {}).get("source", "")
