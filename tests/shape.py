@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 82_780, "tests": 68_480}
+LINES: Mapping[str, int] = {"source": 83_000, "tests": 68_580}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_184,
@@ -24,8 +24,8 @@ ROOMS: Mapping[str, int] = {
     "graphs/presets": 127,
     "graphs/serving": 2_200,
     "graphs/studio": 1_990,
-    "graphs/wiring": 4_190,
-    "memory": 1_320,
+    "graphs/wiring": 4_160,
+    "memory": 1_450,
     "memory/attempts": 667,
     "memory/claas": 2_850,
     "memory/conversations": 1_835,
@@ -45,7 +45,7 @@ ROOMS: Mapping[str, int] = {
     "tools/environments": 9_030,
     "tools/local": 3_670,
     "tools/models": 986,
-    "tools/notebook": 1_080,
+    "tools/notebook": 1_190,
     "tools/pocket": 341,
     "tools/serving": 3_470,
     "tools/traces": 750,
