@@ -41,6 +41,7 @@ MAY_IMPORT = {
         "tools",
         "memory.records",
         "memory.errors",
+        "memory.graph_input",
         "memory.storage.branches",
         "memory.display",
         "memory.storage.branching_store",
