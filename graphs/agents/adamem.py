@@ -50,6 +50,7 @@ from ..adamem import MODES, AdaMEM, deciding_nodes
 from ..wiring.banks import reaches_return
 from .agent_card import agent_card
 from .agent_identity import DOMAIN
+from .back_off import BackOff
 from .consultation import Advice, AdviceRoom, Consultation, PendingCall, Place, not_streamed
 from .episodes import CHAT_KEYS, ChatInputs, episode_channels
 from .learner import LearnerOptions, LearningMiddleware
@@ -101,6 +102,7 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
         self._advice = Prompt.load("adamem/chat_advice", prompts)
         self._vote_tool = _tool(VOTE_TOOL, Prompt.load("adamem/ask_memory", prompts).text())
         self._warned_of_votes = False
+        self._pauses = dict[tuple[str, ...], BackOff]()
         self._built: dict[tuple[int, int], tuple[dict[str, Any], Trajectories, BaseChatModel]] = {}
 
     def make_index(self) -> Trajectories:
@@ -142,13 +144,18 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
         state["precedents"] = [one for one in state["precedents"] if one.trajectory not in out]
         usage, failure, written = Usage(), "", False
         if route_precedents(state) == "precedents":  # type: ignore[arg-type]
-            try:
-                found = yield PendingCall(runnable=nodes["synthesize"], input=dict(state))
-            except Exception as error:
-                failure = str(error) or type(error).__name__
-                LOG.warning("%s: no strategy was written, since the strategist cannot be asked: %s", self.method, failure)
+            pause = self._pauses.get(place.scope, BackOff())
+            if left := pause.seconds_left:
+                failure = f"it has failed before, and is left alone for {left:.0f} s"
             else:
-                usage, state, written = found["usage"], {**state, **found}, found["strategy"] is not None
+                try:
+                    found = yield PendingCall(runnable=nodes["synthesize"], input=dict(state))
+                except Exception as error:
+                    failure = str(error) or type(error).__name__
+                    self._note_failure(place.scope, pause, failure)
+                else:
+                    self._pauses.pop(place.scope, None)
+                    usage, state, written = found["usage"], {**state, **found}, found["strategy"] is not None
         if draft is not None and draft.is_whole and not written:
             return Advice(draft.response, _entry(state, usage, drafted=True, failure=failure))
         if draft is not None:
@@ -160,6 +167,12 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
             (response,) = yield self._call(request, state, place.room, votes=False)
             answer = _read_draft(response)
         return Advice(answer.response, _entry(state, usage, drafted=draft is not None, failure=failure))
+
+    def _note_failure(self, scope: tuple[str, ...], pause: BackOff, failure: str) -> None:
+        pause.note_failure()
+        self._pauses[scope] = pause
+        said = "%s: no strategy was written for %s, since the strategist cannot be asked: %s"
+        LOG.warning(said, self.method, "/".join(scope), failure)
 
     def _recollect(self, nodes: Mapping[str, Any], state: Mapping[str, Any], place: Place) -> dict[str, Any]:
         """The channels of the node `recollect`, of each user within his share."""

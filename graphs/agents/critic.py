@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +32,7 @@ from ...nodes.arguments import Count
 from ...nodes.ask import Ask, BadReply, is_refused_request
 from ...nodes.retrieve.user_share import within_share
 from .agent_card import agent_card
+from .back_off import BackOff
 from .consultation import Advice, Consultation, Place, model_window, not_streamed
 from .learner import LearnerOptions, LearningMiddleware
 from .scope_values import ScopeValue
@@ -52,9 +52,6 @@ MOST_TRIES = 3
 """Failures of the critic at a conversation after which it counts as unreadable, unless its service is away."""
 OWN_FAULTS = TypeError, ValueError, LookupError, AttributeError, NotImplementedError, AssertionError
 """Errors of a critic that fails in the same way when it is asked again, whatever its service does."""
-RETRY_SECONDS = 60.0
-"""Pause after a critic that failed twice in a row; it doubles with each further failure, up to `LONGEST_PAUSE`."""
-LONGEST_PAUSE = 3600.0
 Content = TypeVar("Content")
 Study = Literal["background", "job"]
 
@@ -83,13 +80,13 @@ class StudyIndex(Generic[Content]):
         """The agent's instructions and tools at that call, as critics read them; before one in this process, those that the store has."""
         self.failure = ""
         """The last error of a critic that could not be asked."""
-        self.resume_at = 0.0
-        """Time before which a critic that has failed is left alone."""
+        self.pause = BackOff()
+        """Of a critic that has failed."""
         self.studying = threading.Lock()
         """Held by the thread that studies this scope."""
         self._news: dict[str, Trajectory] = {}
         self._lock = threading.RLock()
-        self._answers = self._failures_in_row = 0
+        self._answers = 0
         self._failed: dict[str, tuple[int, int]] = {}
 
     def add(self, trajectory: Trajectory) -> None:
@@ -157,7 +154,8 @@ class StudyIndex(Generic[Content]):
 
     def note_answer(self) -> None:
         """Note that the critic has answered."""
-        self.failure, self._answers, self._failures_in_row = "", self._answers + 1, 0
+        self.failure, self._answers = "", self._answers + 1
+        self.pause.note_answer()
 
     def note_failure(self, group: Sequence[Trajectory], failure: Exception) -> bool:
         """Put conversations at the end of the queue, and leave the critic alone if it fails again; True if they are given up."""
@@ -167,9 +165,7 @@ class StudyIndex(Generic[Content]):
                 self.waiting[one.id] = self.waiting.pop(one.id, one)
         tries, answers = self._failed.get(group[0].id, (0, self._answers))
         self._failed[group[0].id] = tries + 1, answers
-        self._failures_in_row += 1
-        if self._failures_in_row > 1:
-            self.resume_at = time.monotonic() + min(RETRY_SECONDS * 2.0 ** (self._failures_in_row - 2), LONGEST_PAUSE)
+        self.pause.note_failure()
         lies_in_it = self._answers > answers or isinstance(failure, OWN_FAULTS) or is_refused_request(failure)
         return tries + 1 >= MOST_TRIES and lies_in_it
 
@@ -240,7 +236,7 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
             memory.agent_card = self.screen.redact(agent_card(request))
             scope.conversations.note_agent(memory.agent_card)
         self._take_news(scope)
-        if memory.waiting and time.monotonic() >= memory.resume_at:
+        if memory.waiting and not memory.pause.seconds_left:
             self._study_soon(place.scope)
         advice: Advice = yield from self.advise(request, place, memory.content)
         return advice
@@ -256,7 +252,7 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
             UserError: some wait, and no critic is known: none is given, and the agent has not run in this process.
         """
         memory = self._memory(labels := self._labels(scope))
-        memory.index.resume_at = 0.0
+        memory.index.pause.resume_at = 0.0
         self._study(labels)
         if (waits := len(memory.index.waiting)) and self.mode != "off" and self.critic is None and memory.agent_model is None:
             waiting = f"{plural(waits, 'conversation')} cannot be studied"
@@ -306,7 +302,7 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
         with index.studying:
             index.agent_card = index.agent_card or memory.conversations.agent_card()
             self._take_news(memory)
-            while critic is not None and time.monotonic() >= index.resume_at and not self._worker.is_ending:
+            while critic is not None and not index.pause.seconds_left and not self._worker.is_ending:
                 if not (group := index.next_group(self.group_size, tried, share)):
                     return
                 tried |= {one.id for one in group}
@@ -342,11 +338,12 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
                 error = str(bad)
                 index.note_answer()
             except Exception as failure:
-                if not self._is_given_up(index, group, failure):
+                if not self._is_given_up(memory, group, failure):
                     return
                 error = index.failure
         if error:
-            LOG.warning("%s: nothing was learned from %s: %s", self.method, trajectory.id, error)
+            where = "/".join(memory.conversations.scope)
+            LOG.warning("%s: nothing was learned from %s of %s: %s", self.method, trajectory.id, where, error)
         before = index.reflections.get(trajectory.id) if error else None  # what was learned before still holds
         self.keep_reflections(
             memory, {trajectory.id: replace(before or self.reflection(trajectory, answer), error=error)}, group
@@ -369,9 +366,10 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
                 index.leave_out(one)
         self._take_news(memory)
 
-    def _is_given_up(self, index: StudyIndex[Content], group: Sequence[Trajectory], failure: Exception) -> bool:
-        given_up = index.note_failure(group, failure)
-        LOG.warning("%s: the critic could not be asked about %s: %s", self.method, group[0].id, index.failure)
+    def _is_given_up(self, memory: ScopeMemory[StudyIndex[Content]], group: Sequence[Trajectory], failure: Exception) -> bool:
+        given_up, where = memory.index.note_failure(group, failure), "/".join(memory.conversations.scope)
+        said = "%s: the critic could not be asked about %s of %s: %s"
+        LOG.warning(said, self.method, group[0].id, where, memory.index.failure)
         return given_up
 
     def window_of(self, model: Any) -> int:

@@ -246,14 +246,15 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
                     return  # one was forgotten or quarantined meanwhile
                 method.edit(group, comparison)
         except Exception as failure:
-            if self._is_given_up(memory.index, group, failure):
+            if self._is_given_up(memory, group, failure):
                 lost = Reflection("", "", "", note=f"lost {group_name(group)}", error=memory.index.failure)
                 self.keep_reflections(memory, {one.id: lost for one in group}, group)
             return
         memory.index.note_answer()
         error = comparison.failures[-1] if is_lost_comparison(comparison) and comparison.failures else ""
         if error:
-            LOG.warning("%s: a comparison of %d conversations was lost: %s", self.method, len(group), error)
+            where = "/".join(memory.conversations.scope)
+            LOG.warning("%s: a comparison of %d conversations of %s was lost: %s", self.method, len(group), where, error)
         found = Reflection("", "", "", note=f"{comparison.kind} {group_name(group)}", error=error)
         self.keep_reflections(memory, {one.id: found for one in group}, group)
 

@@ -45,7 +45,6 @@ from .trials import MemoryTrial, conversation_trials
 __all__ = [
     "Conversation",
     "ConversationStore",
-    "Quarantine",
     "Rating",
     "RatingOptions",
     "Reflection",

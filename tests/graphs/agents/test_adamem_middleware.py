@@ -167,15 +167,25 @@ def test_replies_that_cannot_be_read_leave_the_agent_without_advice_and_it_says_
 def test_a_strategist_that_is_down_stops_no_agent(awaited: bool, caplog: pytest.LogCaptureFixture) -> None:
     class Down(GenericFakeChatModel):
         def _generate(self, *args: Any, **kwargs: Any) -> Any:
+            asked.append(1)
             raise ConnectionError("no strategist")
 
+    asked = list[int]()
     agent, learner, model = make(mode="max", strategist=Down(messages=iter([])))
     play(agent, learner, range(1))
     with caplog.at_level(logging.WARNING):
         play(agent, learner, range(4, 5), awaited=awaited)
+        play(agent, learner, range(8, 9), awaited=awaited)
     assert set(model.seen) == {PLAIN}
     assert "the strategist cannot be asked: no strategist" in learner.explain("t4", tenant="acme")
-    assert any("no strategist" in said for said in caplog.messages)
+    said = "the strategist cannot be asked: it has failed before, and is left alone for "
+    assert said in learner.explain("t8", tenant="acme")
+    assert len(asked) == 2, "it is left alone after two failures in a row"
+    words = "adamem: no strategy was written for agents/agent/tenant=acme, since the strategist cannot be asked: no strategist"
+    assert caplog.messages == [words] * 2
+    learner._pauses.clear()
+    play(agent, learner, range(12, 13), awaited=awaited)
+    assert len(asked) == 4
 
 
 def test_the_strategist_is_not_streamed_and_entries_are() -> None:
