@@ -152,7 +152,7 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
                     found = yield PendingCall(runnable=nodes["synthesize"], input=dict(state))
                 except Exception as error:
                     failure = str(error) or type(error).__name__
-                    self._note_failure(place.scope, pause, failure)
+                    self._pause_strategist(place.scope, pause, failure)
                 else:
                     self._pauses.pop(place.scope, None)
                     usage, state, written = found["usage"], {**state, **found}, found["strategy"] is not None
@@ -168,7 +168,7 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
             answer = _read_draft(response)
         return Advice(answer.response, _entry(state, usage, drafted=draft is not None, failure=failure))
 
-    def _note_failure(self, scope: tuple[str, ...], pause: BackOff, failure: str) -> None:
+    def _pause_strategist(self, scope: tuple[str, ...], pause: BackOff, failure: str) -> None:
         pause.note_failure()
         self._pauses[scope] = pause
         said = "%s: no strategy was written for %s, since the strategist cannot be asked: %s"
