@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.utils.function_calling import convert_to_openai_tool
@@ -146,9 +147,9 @@ class AgentIdentity:
         return self._given or DEFAULT_NAME
 
     def sign(self, message: Any) -> Any:
-        """A message of this agent's node, with its name in the metadata: other nodes may say something, too."""
+        """A message of this agent's node, with an id, and its name in the metadata: other nodes may say something, too."""
         signed = {**message.response_metadata, SAID_BY: self.node_name}
-        return message.model_copy(update={"response_metadata": signed})
+        return message.model_copy(update={"id": message.id or str(uuid4()), "response_metadata": signed})
 
     def own_messages(self, messages: Sequence[Any]) -> list[Any]:
         """The messages without what other agents and nodes of a graph have said and called; what tools told them was read here, too.

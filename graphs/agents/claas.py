@@ -116,7 +116,7 @@ class FeedbackMiddleware(LearningMiddleware[NoMemory]):
 
     def _send(self, id: str, rating: Rating) -> str:
         """Send a rating of one response; returns why it was not taken, empty if it was."""
-        body = {"response_id": id, "text": rating.text} | ({} if rating.reward is None else {"reward": rating.reward})
+        body = {"response_id": id, "text": rating.words} | ({} if rating.reward is None else {"reward": rating.reward})
         try:
             trace = {"traceparent": context} if (context := traceparent()) else {}
             answer = self._client.post("/feedback", json=body, headers=trace)
@@ -131,8 +131,10 @@ class FeedbackMiddleware(LearningMiddleware[NoMemory]):
 
 
 def _responses(conversation: Conversation, ratings: tuple[Rating, ...], rating: Rating) -> list[str]:
-    """The ids of the responses that a rating is about: those since the rating before it."""
+    """The ids of the responses that a rating is about: those since the rating before it, or those of its turn alone."""
     rated = {one.turn for one in ratings}
+    if rating.is_single:
+        rated = {turn.id for turn in conversation.turns}
     found: list[str] = []
     for turn in conversation.turns:
         found += [entry["response_id"] for entry in turn.advice if entry.get("response_id")]

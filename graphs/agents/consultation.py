@@ -35,6 +35,8 @@ NO_STREAM = "nostream"
 """LangGraph's tag for models whose tokens are not streamed to the client."""
 MAX_SAMPLING_THREADS = 64
 """Model calls that wait side by side in agents that are not awaited."""
+BRANCH_OF = "learngraph_branch_of"
+"""Key of a message's metadata, which no provider is sent: the turn beside which a branch of `Send` answers it."""
 Item = TypeVar("Item")
 
 
@@ -213,6 +215,11 @@ def model_window(model: Any) -> int:
 async def gather_awaited(found: Awaitable[Any]) -> Any:
     """The outcome of what is awaited, as a coroutine."""
     return await found
+
+
+def sent_beside(turn: Sequence[Any]) -> str:
+    """Id of the turn beside which one with these messages runs as a branch of `Send`; empty: it is none."""
+    return str(turn[0].response_metadata.get(BRANCH_OF, "")) if turn and isinstance(turn[0], HumanMessage) else ""
 
 
 def turn_id(messages: Sequence[Any]) -> str:

@@ -159,9 +159,12 @@ class Intake:
         for turn in one.turns:
             steps = [next(told) for _ in turn.steps]
             turns.append(Turn(turn.id, tuple(step for step in steps if step is not None), turn.run_id))
-        found = self.screen.suspicion(*asked, one.task.instruction, *(rating.text for rating in ratings))
+        found = self.screen.suspicion(*asked, one.task.instruction, *(rating.words for rating in ratings))
         task = Task(one.task.id if self.task else DOMAIN, self.screen.redact(one.task.instruction), one.task.seed)
-        rated = tuple(replace(rating, text=self.screen.redact(rating.text)) for rating in ratings)
+        redact = self.screen.redact
+        rated = tuple(
+            replace(r, text=redact(r.text), others={source: redact(text) for source, text in r.others.items()}) for r in ratings
+        )
         suspicion = found and found._replace(reason=f"what was imported {found.reason}")
         return Admitted(replace(one, task=task, turns=tuple(turns), domain=DOMAIN), rated, suspicion)
 

@@ -59,6 +59,7 @@ from .consultation import (
     gather_awaited,
     invoke,
     model_response,
+    sent_beside,
     turn_id,
 )
 from .executed_calls import watch_call
@@ -388,8 +389,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             ratings = self._memory(place.scope).conversations.ratings(place.thread) if found else ()
             before = next((one for one in ratings if one.turn == place.turn), None)
             if found and (before is None or before.reward is None or before.source == "reviewer"):
-                said, words = before.text if before else "", found[1]  # a comment on a call that waited stays
-                self._add_review(runtime, place, (found[0], said if words in said else "; ".join(filter(None, (said, words)))))
+                self._add_review(runtime, place, found)
         except ScopeError:
             raise
         except Exception as error:  # a store that is down must not take the answer from the user
@@ -438,7 +438,9 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             if entry.get("turn") == place.turn and entry.get("method") == self.method
         )
         run = str(getattr(getattr(runtime, "execution_info", None), "run_id", None) or "")
-        turn = Turn(place.turn, done, run, entries)
+        answered = messages[last_user_message(messages) :]
+        replies = tuple(str(one.id) for one in answered if isinstance(one, AIMessage) and one.id)
+        turn = Turn(place.turn, done, run, entries, replies, sent_beside(answered))
         self._memory(place.scope).conversations.record(place.thread, turn, task, DOMAIN, place.user, goes_on=goes_on)
 
     def _note_failure(self, runtime: Any, what: str, error: Exception) -> None:

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 
 from ...memory.conversations.messages import last_user_message
 from ...memory.errors import UserError
-from .consultation import model_response
+from .consultation import BRANCH_OF, model_response
 from .given_advice import keep_given, keep_last_turn
 
 __all__ = ["model_node"]
@@ -235,10 +235,13 @@ def _turn_of_branch(state: Any) -> Any:
         raise UserError(
             "node: a branch of Send has a message of the user, by which its turn is told from others; this one has none"
         )
-    id = asked.id or get_config()["metadata"]["langgraph_checkpoint_ns"]
-    if asked.id and number != "0":  # the first one may be a loop, which goes on with the turn
+    id = beside = asked.id or get_config()["metadata"]["langgraph_checkpoint_ns"]
+    if asked.id and number == "0":  # the first one may be a loop, which goes on with the turn
+        beside = ""
+    elif asked.id:
         id = f"{id}/{number}"
-    return {**state, "messages": [*messages[:place], asked.model_copy(update={"id": id}), *messages[place + 1 :]]}
+    sent = asked.model_copy(update={"id": id, "response_metadata": {**asked.response_metadata, BRANCH_OF: beside}})
+    return {**state, "messages": [*messages[:place], sent, *messages[place + 1 :]]}
 
 
 def _thread(state: Any) -> str:

@@ -119,4 +119,4 @@ def judge_source(judge: Callable[..., Any]) -> RewardSource:
 def rating_text(rating: Rating) -> str:
     """A rating in words, in one line."""
     given = "no reward" if rating.reward is None else f"reward {rating.reward:g}"
-    return f"{rating.source} gave it {given}{': ' * bool(rating.text)}{' '.join(rating.text.split())}"
+    return f"{rating.source} gave it {given}{': ' * bool(rating.words)}{' '.join(rating.words.split())}"

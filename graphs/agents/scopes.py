@@ -261,6 +261,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         reward: float | None = None,
         text: str | None = None,
         run_id: str | UUID | None = None,
+        message_id: str | None = None,
         source: str = "user",
         **scope: ScopeValue,
     ) -> Rating:
@@ -273,11 +274,12 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             reward: a number from -1 to 1, or within `reward_range`.
             text: the same in words; methods that read words use them. Empty: the words said before are deleted.
             run_id: id of the run that ended the turn; the thread's last turn if not given.
+            message_id: id of one of the agent's messages: its turn alone is rated, such as one branch of `Send`.
             source: who decided.
             scope: the values of the scope, as in the agent's runs: `tenant="acme"`.
 
         Raises:
-            UserError: the thread or the run is unknown or not given and there are several, the reward is out of range, neither reward
+            UserError: the thread, the run or the message is unknown or not given and there are several, the reward is out of range, neither reward
                 nor text is given, or the source is none of `raters`.
         """
         labels, run = self._labels(scope, self.feedback), None if run_id is None else str(run_id)
@@ -285,18 +287,26 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             raise UserError("feedback: give a reward, a text, or both; retract(thread_id) deletes a rating")
         self.check_source(source)
         reward = None if reward is None else self.rewards.read(reward)
-        thread = self._memory(labels).conversations.find_thread(run) if thread_id is None else str(thread_id)
-        return self.add_rating(labels, thread, reward, text, run_id=run, source=source)
+        kept = self._memory(labels).conversations
+        thread = kept.find_thread(run, message_id) if thread_id is None else str(thread_id)
+        return self.add_rating(labels, thread, reward, text, run_id=run, message_id=message_id, source=source)
 
     @checks_arguments
     def retract(
-        self, thread_id: ThreadId, *, run_id: str | UUID | None = None, source: str = "user", **scope: ScopeValue
+        self,
+        thread_id: ThreadId,
+        *,
+        run_id: str | UUID | None = None,
+        message_id: str | None = None,
+        source: str = "user",
+        **scope: ScopeValue,
     ) -> Rating:
         """Delete the rating of a turn, reward and text, as if nobody had given it; returns it.
 
         Args:
             thread_id: the thread's id.
             run_id: id of the run that ended the turn; the thread's last rating if not given.
+            message_id: id of one of the agent's messages in the turn.
             source: who gave it.
             scope: the values of the scope, as in `feedback`.
 
@@ -305,11 +315,11 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         """
         labels, run = self._labels(scope, self.retract), None if run_id is None else str(run_id)
         self.check_source(source)
-        return self.retract_in(labels, str(thread_id), run, source)
+        return self.retract_in(labels, str(thread_id), run_id=run, message_id=message_id, source=source)
 
-    def retract_in(self, labels: tuple[str, ...], thread: str, run_id: str | None, source: str) -> Rating:
+    def retract_in(self, labels: tuple[str, ...], thread: str, **asked: Any) -> Rating:
         """As `retract`, in the scope with these labels."""
-        return self._memory(labels).conversations.retract(thread, run_id=run_id, source=source)
+        return self._memory(labels).conversations.retract(thread, **asked)
 
     def check_source(self, source: str) -> None:
         """Raise `UserError` if feedback of a source is not taken, since it is none of `raters`."""
@@ -324,7 +334,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         All ratings come this way: of people, of reward sources, and of reviewers.
         """
         conversations = self._memory(labels).conversations
-        turn = conversations.find_turn(thread, more.get("turn"), more.get("run_id"))
+        asked = {"turn": more.get("turn"), "run_id": more.get("run_id"), "message_id": more.get("message_id")}
+        turn = conversations.find_turn(thread, **asked)
         with span("upsert_memory", memory_names(labels, thread), [turn.traceparent]) as traced:
             if text and (found := self.screen.suspicion(text)) is not None:
                 self.keep_out(labels, thread, f"the feedback {found.reason}", found.digest)

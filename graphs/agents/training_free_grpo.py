@@ -288,10 +288,10 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
         super().keep_out(labels, thread, reason, digest)
         self._erase(labels, groups)
 
-    def retract_in(self, labels: tuple[str, ...], thread: str, run_id: str | None, source: str) -> Rating:
+    def retract_in(self, labels: tuple[str, ...], thread: str, **asked: Any) -> Rating:
         """As `ScopedLearner.retract_in`; lessons of comparisons that the thread was in are taken out of all versions."""
         groups = comparisons_with(self._memory(labels).conversations, [thread])
-        gone = super().retract_in(labels, thread, run_id, source)
+        gone = super().retract_in(labels, thread, **asked)
         self._erase(labels, groups)
         return gone
 

@@ -10,8 +10,8 @@
     (…scope, "changes")        writer -> the trajectories that this process changed last
 
 Feedback rates what happened since the feedback before it: a thread that is rated after its second and its fifth turn gives two
-trajectories, of turns 0 to 1 and 2 to 4. Feedback on the same turn again takes the place of the former one. All ids are derived
-from those of the thread and of its messages, so that work that is done twice is stored once.
+trajectories, of turns 0 to 1 and 2 to 4. A branch of `Send` is a trajectory of its own, with the reward of its own reply or that of the
+thread. Feedback on the same turn again takes the place of the former one. All ids are derived from those of the thread and of its messages, so that work that is done twice is stored once.
 
 Several processes may share a store. Each writes an item of its own under `changes`, and reads the others': nobody has to read all
 trajectories again to learn what is new.
@@ -82,6 +82,10 @@ class Turn:
     """Id of the agent's run, as tracers know it; empty where it has none."""
     advice: tuple[dict[str, Any], ...] = ()
     """Records of learning methods, one entry per model call: recalled trajectories, what was added, what was chosen."""
+    replies: tuple[str, ...] = ()
+    """Ids of the agent's messages in it, by which an app knows what a user's thumb is about."""
+    branch_of: str = ""
+    """Id of the turn beside which it ran as a branch of `Send`, its own where all branches have ids of their own; empty: it is none."""
 
     @property
     def traceparent(self) -> str:
@@ -111,8 +115,19 @@ class Rating:
     reward: float | None
     """In the app's units; None: only words. Missing is not 0."""
     text: str = ""
+    """The words of its source."""
     source: str = "user"
     """Who decided: `user`, or the name of a function or signal."""
+    others: dict[str, str] = field(default_factory=dict)
+    """Source -> the words of others that have rated the same."""
+    is_single: bool = False
+    """True: it is about that turn alone, not about what came before it."""
+
+    @property
+    def words(self) -> str:
+        """The words of all sources, each with its name where there are several."""
+        said = {**self.others, self.source: self.text} if self.text else self.others
+        return "; ".join(f"{source}: {text}" for source, text in said.items()) if self.others else self.text
 
 
 class RatingOptions(TypedDict, total=False):
@@ -120,6 +135,7 @@ class RatingOptions(TypedDict, total=False):
 
     turn: str | None
     run_id: str | None
+    message_id: str | None
     source: str
 
 
@@ -236,24 +252,51 @@ def with_turn(known: Conversation, turn: Turn) -> Conversation:
 def rated_trajectories(conversation: Conversation, ratings: Sequence[Rating]) -> list[Trajectory]:
     """The rated stretches of a conversation, oldest first. Turns after the last rating belong to none.
 
-    The first one is about the conversation's task, each later one about what the user asked for then.
+    The first one is about the conversation's task, each later one, and each branch, about what the user asked for then.
     """
-    by_turn = {rating.turn: rating for rating in ratings}
-    found, open_steps, used, task = list[Trajectory](), list[Transition](), list[str](), conversation.task
+    single = {rating.turn: rating for rating in ratings if rating.is_single}
+    shared = {rating.turn: rating for rating in ratings if not rating.is_single}
+    found, stretch, branches = list[Trajectory](), list[tuple[int, Turn]](), list[tuple[int, Turn]]()
+    beside = _branches(conversation)
     for number, turn in enumerate(conversation.turns):
-        open_steps += turn.steps
-        used += [id for entry in turn.advice for id in entry.get("recalled", ())]
-        rating = by_turn.get(turn.id)
-        if rating is None or not open_steps:
-            continue
-        last = replace(open_steps[-1], reward=rating.reward)
-        if found:
-            task = replace(task, instruction=open_steps[0].observation_text)
-        made = Trajectory(f"{conversation.id}/{number}", task, (*open_steps[:-1], last), run=conversation.id, episode=number)
-        about: Any = {"note": rating.text[:MOST_NOTE_CHARS], "used": tuple(dict.fromkeys(used)), "user": conversation.user}
-        found.append(replace(made, score=rating.reward or 0.0, domain=conversation.domain, **about))
-        open_steps, used = [], []
+        if turn.id in beside:
+            branches.append((number, turn))
+        elif turn.id in single:
+            found += _stretch(conversation, [(number, turn)], single[turn.id], is_first=not found)
+        else:
+            stretch.append((number, turn))
+        if (rating := shared.get(turn.id)) is not None:
+            found += _stretch(conversation, stretch, rating, is_first=not found)
+            for one in branches:
+                own = single.get(one[1].id, rating)  # a comment on a branch leaves it the reward of all
+                own = own if own.reward is not None else replace(own, reward=rating.reward)
+                found += _stretch(conversation, [one], own, is_first=False)
+            stretch, branches = [], []
+    for one in branches:
+        if (rating := single.get(one[1].id)) is not None:
+            found += _stretch(conversation, [one], rating, is_first=False)
     return found
+
+
+def _branches(conversation: Conversation) -> set[str]:
+    """Ids of the turns that ran beside each other, as branches of `Send`."""
+    return {id for one in conversation.turns if one.branch_of for id in (one.id, one.branch_of)}
+
+
+def _stretch(
+    conversation: Conversation, turns: Sequence[tuple[int, Turn]], rating: Rating, *, is_first: bool
+) -> list[Trajectory]:
+    """Some numbered turns as a trajectory with a rating; none where nothing was done in them."""
+    if not (steps := [step for _, turn in turns for step in turn.steps]):
+        return []
+    task, number = conversation.task, turns[-1][0]
+    if not is_first:
+        task = replace(task, instruction=steps[0].observation_text)
+    steps[-1] = replace(steps[-1], reward=rating.reward)
+    used = dict.fromkeys(id for _, turn in turns for entry in turn.advice for id in entry.get("recalled", ()))
+    made = Trajectory(f"{conversation.id}/{number}", task, tuple(steps), run=conversation.id, episode=number, used=tuple(used))
+    about: Any = {"note": rating.words[:MOST_NOTE_CHARS], "user": conversation.user, "domain": conversation.domain}
+    return [replace(made, score=rating.reward or 0.0, **about)]
 
 
 def _without_traces(conversation: Conversation, threads: Collection[str]) -> Conversation:
@@ -326,28 +369,29 @@ class ConversationStore:
             )
         return found
 
-    def find_turn(self, thread: str, turn: str | None = None, run_id: str | None = None) -> Turn:
-        """The turn that feedback would be about; raises UserError where the conversation or the turn is unknown."""
-        return _find_turn(self.conversation(thread), turn, run_id)
+    def find_turn(self, thread: str, **asked: str | None) -> Turn:
+        """The turn that feedback would be about, as in `rate`; raises UserError where the conversation or the turn is unknown."""
+        return _find_turn(self.conversation(thread), **asked)
 
     def rated_turn(self, trajectory: Trajectory) -> list[Turn]:
         """The turn at which a rated stretch ends; none if it is gone, or the stretch was imported."""
         found = self.turns.get(trajectory.run)
         return [] if found is None else list(found.turns[trajectory.episode : trajectory.episode + 1])
 
-    def find_thread(self, run_id: str | None = None) -> str:
-        """The thread that a run was in, or, without a run, the only one that there is.
+    def find_thread(self, run_id: str | None = None, message_id: str | None = None) -> str:
+        """The thread that a run or a reply was in, or, without these, the only one that there is.
 
         Raises:
             UserError: there is none, or several.
         """
         known = self.turns.all()
-        found = [one.id for one in known if run_id is None or any(turn.run_id == run_id for turn in one.turns)]
+        asked = {"run_id": run_id, "message_id": message_id}
+        found = [one.id for one in known if any(_is_asked(turn, **asked) for turn in one.turns)]
         if len(found) == 1:
             return found[0]
         place, last = "/".join(self.scope), ", ".join(repr(one.id) for one in known[-3:]) or "none"
-        asked = "the only conversation" if run_id is None else f"the conversation of run {run_id!r}"
-        raise UserError(f"asked for {asked} of {place}, which has {len(found)}: give a thread_id; its last ones are {last}")
+        wanted = f"the conversation of {_asked_text(**asked)}" if any(asked.values()) else "the only conversation"
+        raise UserError(f"asked for {wanted} of {place}, which has {len(found)}: give a thread_id; its last ones are {last}")
 
     def ratings(self, thread: str) -> tuple[Rating, ...]:
         """The feedback on a thread, oldest first."""
@@ -404,17 +448,20 @@ class ConversationStore:
         *,
         turn: str | None = None,
         run_id: str | None = None,
+        message_id: str | None = None,
         source: str = "user",
     ) -> Rating:
         """Keep the feedback on a thread, and the trajectories that follow from it.
 
-        Of a turn that is rated again, what was said last holds, field by field: a comment does not take the reward back.
+        Of a turn that is rated again, what was said last holds, field by field: a comment does not take the reward back, nor the words of
+        another source.
 
         Args:
             reward: a finite number; None: only words.
-            text: the words; empty: the ones said before are deleted.
-            turn: id of the turn; the last recorded one if not given.
+            text: the words; empty: the ones that this source said before are deleted.
+            turn: id of the turn; the last recorded one if not given. Of a branch, it alone is rated.
             run_id: id of the agent's run that ended that turn.
+            message_id: id of one of the agent's messages in the turn, which alone is rated.
 
         Raises:
             UserError: the conversation or the turn is unknown, the reward is no finite number, or the rating would be empty.
@@ -423,27 +470,37 @@ class ConversationStore:
             recorded, kept = exchange([(self.turns, thread), (self.feedback, thread)])
             conversation, given = recorded or self.conversation(thread), kept.ratings if kept else ()
             reward = None if reward is None else finite_reward(reward)
-            rated = _find_turn(conversation, turn, run_id).id
-            known = next((one for one in given if one.turn == rated), Rating(rated, None))
-            said = known.text if known.source == source else known.text and f"{known.source}: {known.text}"
-            words = said if text is None else clean_text(text)
-            rating = Rating(rated, known.reward if reward is None else reward, words, clean_text(source))
-            if rating.reward is None and not words:
+            rated = _find_turn(conversation, turn=turn, run_id=run_id, message_id=message_id).id
+            is_single, same = (turn or message_id) is not None, [one for one in given if one.turn == rated]
+            if rated in _branches(conversation):  # by itself, or with all others
+                same = [one for one in same if one.is_single == is_single]
+            else:
+                is_single = message_id is not None
+            known = same[0] if same else Rating(rated, None, source=source, is_single=is_single)
+            words = {**known.others, known.source: known.text}
+            own = words.pop(source, "") if text is None else clean_text(text)
+            others = {name: said for name, said in words.items() if said and name != source}
+            rating = replace(known, text=own, source=clean_text(source), others=others)
+            rating = rating if reward is None else replace(rating, reward=reward)
+            if rating.reward is None and not rating.words:
                 raise UserError("feedback: give a reward, a text, or both; retract(thread_id) deletes a rating")
             places = {one.id: n for n, one in enumerate(conversation.turns)}
-            others = [one for one in given if one.turn != rated]
-            ratings = tuple(sorted([*others, rating], key=lambda one: places.get(one.turn, -1)))
+            ratings = tuple(
+                sorted([*(one for one in given if one not in same), rating], key=lambda one: places.get(one.turn, -1))
+            )
             # All of it again: a crash may have come before.
             self._derive(conversation, ratings, {f"{thread}/{places[rating.turn]}"}, Ratings(thread, ratings))
             return rating
 
-    def retract(self, thread: str, *, run_id: str | None = None, source: str = "user") -> Rating:
-        """Delete the rating of a turn, the last rated one if no run is given, with what was learned from the thread; the thread's other
-        ratings have it learned anew. Returns the rating; raises UserError where there is none of this source."""
+    def retract(self, thread: str, *, run_id: str | None = None, message_id: str | None = None, source: str = "user") -> Rating:
+        """Delete the rating of a turn, the last rated one if no run or message is given, with what was learned from the thread; the
+        thread's other ratings have it learned anew. Returns the rating; raises UserError where there is none of this source."""
         with self._lock:
             conversation, given = self.conversation(thread), self.ratings(thread)
-            turns = [one.turn for one in given] if run_id is None else [_find_turn(conversation, None, run_id).id]
-            gone = next((one for one in given if one.turn in turns[-1:]), None)
+            asked = {"run_id": run_id, "message_id": message_id}
+            turns = [_find_turn(conversation, **asked).id] if any(asked.values()) else [one.turn for one in given]
+            rated = sorted((one for one in given if one.turn in turns[-1:]), key=lambda one: one.is_single == bool(message_id))
+            gone = rated[-1] if rated else None
             if gone is None or gone.source != source:
                 found = "there is none" if gone is None else f"the one there is of source {gone.source!r}"
                 raise UserError(f"asked to retract the rating of conversation {thread!r} of source {source!r}, and {found}")
@@ -684,22 +741,34 @@ def _joined(
         there = next((old for old in turns if old.id == turn.id or (turn.run_id and old.run_id == turn.run_id)), None)
         same[turn.id] = turn.id if there is None else there.id
         turns += [turn] if there is None else []
-    by_turn = {rating.turn: rating for rating in given}
+    by_turn = {(rating.turn, rating.is_single): rating for rating in given}
     for rating in ratings:
         rating = replace(rating, turn=same.get(rating.turn, rating.turn))
-        old = by_turn.get(rating.turn)
+        old = by_turn.get(place := (rating.turn, rating.is_single))
         if old is None or old.source.startswith(IMPORTED) or not rating.source.startswith(IMPORTED):
-            by_turn[rating.turn] = rating
+            by_turn[place] = rating
     places = {turn.id: place for place, turn in enumerate(turns)}
     in_order = sorted(by_turn.values(), key=lambda rating: places.get(rating.turn, -1))
     return replace(known, turns=tuple(turns)), tuple(in_order)
 
 
-def _find_turn(conversation: Conversation, turn: str | None, run_id: str | None) -> Turn:
+def _is_asked(one: Turn, *, turn: str | None = None, run_id: str | None = None, message_id: str | None = None) -> bool:
+    """True if a turn has these ids, as far as they are given."""
+    return turn in (None, one.id) and run_id in (None, one.run_id) and (message_id is None or message_id in one.replies)
+
+
+def _asked_text(**asked: str | None) -> str:
+    names = {"turn": "turn", "run_id": "run", "message_id": "reply"}
+    return " and ".join(f"{names[name]} {id!r}" for name, id in asked.items() if id is not None)
+
+
+def _find_turn(conversation: Conversation, **asked: str | None) -> Turn:
     for one in reversed(conversation.turns):
-        if turn in (None, one.id) and run_id in (None, one.run_id):
+        if _is_asked(one, **asked):
             return one
-    wanted = f"turn {turn!r}" if turn is not None else f"run {run_id!r}"
-    known = [one.id if turn is not None else one.run_id for one in conversation.turns[-3:]]
-    last = ", ".join(repr(id) for id in known if id) or "none: a run has an id where its config gives one, {'run_id': uuid4()}"
-    raise UserError(f"conversation {conversation.id!r} has no {wanted}; its last ones are {last}")
+    last = conversation.turns[-3:]
+    known = [
+        id for one in last for id in (one.replies if asked.get("message_id") else [one.id if asked.get("turn") else one.run_id])
+    ]
+    said = ", ".join(repr(id) for id in known if id) or "none: a run has an id where its config gives one, {'run_id': uuid4()}"
+    raise UserError(f"conversation {conversation.id!r} has no {_asked_text(**asked)}; its last ones are {said}")

@@ -9,12 +9,14 @@ from typing import Annotated, Any, TypedDict
 import help_desk as desk
 import pytest
 from langchain_core.language_models import GenericFakeChatModel
-from langchain_core.messages import AIMessage, AnyMessage, ToolMessage
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import RunnableLambda
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph, add_messages
 from langgraph.prebuilt import ToolNode
 from langgraph.store.memory import InMemoryStore
+from langgraph.types import Send
 from learning_agents import config
 from pydantic import BaseModel
 
@@ -160,3 +162,51 @@ def test_a_loop_of_tools_may_be_written_by_hand_within_a_node() -> None:
     (turn,) = learner.conversation("a", tenant="acme").turns
     assert [step.action for step in turn.steps] == ["lookup_order(order='A0')", "reply: It is late."]
     assert rewarded == [4]
+
+
+class Echo(Scripted):
+    def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(f"Of {messages[0].text}"))])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_branch_is_rated_by_the_id_of_its_reply_and_the_thread_rates_the_rest(shared: bool) -> None:
+    """Each branch is a trajectory of its own; a comment on one leaves it the reward of all."""
+    learner = SynapseMiddleware(InMemoryStore())
+
+    def fan_out(state: Any) -> list[Send]:
+        rest = state["messages"] if shared else []
+        kind = SystemMessage if shared else HumanMessage
+        return [Send("model", {"messages": [kind(f"part {n}"), *rest]}) for n in range(3)]
+
+    builder = StateGraph(LearningState).add_node("model", learner.node(Echo(messages=iter([]))))
+    out = builder.add_conditional_edges(START, fan_out, ["model"]).compile().invoke({"messages": "Help."}, config("a"))
+    first, second, third = [str(message.id) for message in out["messages"] if message.type == "ai"]
+
+    def rated() -> dict[str, tuple[float | None, str]]:
+        found = learner._conversations({"tenant": "acme"}).trajectories.all()
+        return {one.transitions[-1].action.removeprefix("reply: Of "): (one.value, one.note) for one in found}
+
+    learner.feedback(message_id=second, reward=0.0, text="wrong part", tenant="acme")
+    assert rated() == {"part 1": (0.0, "wrong part")}
+    learner.feedback("a", reward=1.0, tenant="acme")
+    assert rated() == {"part 0": (1.0, ""), "part 1": (0.0, "wrong part"), "part 2": (1.0, "")}
+    learner.feedback("a", text="well done", message_id=third, tenant="acme")
+    assert rated()["part 2"] == (1.0, "well done")
+    learner.retract("a", message_id=second, tenant="acme")
+    assert rated()["part 1"] == (1.0, "")
+    with pytest.raises(UserError, match=f"conversation 'a' has no reply 'x'; its last ones are .*{first}"):
+        learner.feedback("a", reward=1.0, message_id="x", tenant="acme")
+
+
+def test_a_thumb_under_one_reply_of_a_chat_rates_its_turn_alone() -> None:
+    learner = ICRLMiddleware(InMemoryStore())
+    builder = StateGraph(MessagesState).add_node("model", learner.node(Echo(messages=iter([])))).add_edge(START, "model")
+    graph = builder.compile(checkpointer=InMemorySaver())
+    for n in range(3):
+        out = graph.invoke({"messages": f"Question {n}"}, config("a"))
+    learner.feedback("a", reward=0.0, message_id=out["messages"][3].id, tenant="acme")
+    rating = learner.feedback("a", reward=1.0, tenant="acme")
+    assert not rating.is_single
+    found = learner._conversations({"tenant": "acme"}).trajectories.all()
+    assert sorted((one.value, len(one.transitions)) for one in found) == [(0.0, 1), (1.0, 2)]

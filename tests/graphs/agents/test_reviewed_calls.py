@@ -155,7 +155,7 @@ def test_a_comment_while_a_call_waits_leaves_the_edit_its_reward() -> None:
         return edit("resolve", how="credit", order="A0")(call)
 
     answer(make(learner, "batched", True), "a", 0, comment)
-    assert "reward 1: she is in a hurry; a person replaced resolve {" in learner.explain("a", tenant="acme")
+    assert "reward 1: user: she is in a hurry; reviewer: a person replaced resolve {" in learner.explain("a", tenant="acme")
 
 
 def test_a_tool_cannot_claim_that_a_person_changed_its_call() -> None:

@@ -71,6 +71,17 @@ def test_feedback_merges_field_by_field_and_none_is_nothing() -> None:
         learner.feedback(thread, reward=5, tenant="acme")
 
 
+def test_the_words_of_each_source_stay_until_it_says_something_else() -> None:
+    agent, learner, _ = make("icrl")
+    agent.invoke({"messages": desk.ticket(0)[0]}, config("a"))
+    for source, text in (("reviewer", "Too dear."), ("user", "Thanks."), ("user", "Thank you!"), ("reviewer", "Too slow.")):
+        rating = learner.feedback("a", text=text, source=source, reward=0.5 if source == "user" else None, tenant="acme")
+    assert (rating.words, rating.reward) == ("user: Thank you!; reviewer: Too slow.", 0.5)
+    assert learner._conversations({"tenant": "acme"}).trajectories.all()[0].note == rating.words
+    rating = learner.feedback("a", text="", source="reviewer", tenant="acme")
+    assert (rating.words, rating.text) == ("user: Thank you!", "")
+
+
 def test_stars_lie_between_minus_one_and_one() -> None:
     agent, learner, _ = make("synapse", reward_range=(1, 5))
     for n, stars in enumerate((1, 2, 3, 4, 5)):
