@@ -66,10 +66,10 @@ from .executed_calls import watch_call
 from .given_advice import AdvicePlace, AdvisedPrompts, LearningState, OpenConsultation, SentPrompts, plain_messages
 from .reward_sources import RewardSource, describe_source, read_reward
 from .scope_values import ScopeError, ScopeValue
-from .scopes import Index, ScopedLearner, ScopeOptions
+from .scopes import Index, ScopedLearner, ScopeOptions, rate_agents
 from .status import LearnerStatus
 
-__all__ = ["LearnerOptions", "LearningMiddleware", "LearningState"]
+__all__ = ["LearnerOptions", "LearningMiddleware", "LearningState", "rate_agents"]
 
 LOG = logging.getLogger(__name__)
 MOST_GOAL_CHARS = 4_000

@@ -30,7 +30,15 @@ from ...memory.conversations.messages import StateKey, goal_and_last_turn
 from ...memory.conversations.origins import WITHHELD
 from ...memory.conversations.recorded import ConversationSource
 from ...memory.conversations.screen import Screen
-from ...memory.conversations.store import Conversation, ConversationStore, Rating, RatingOptions, clean_text, finite_reward
+from ...memory.conversations.store import (
+    Conversation,
+    ConversationStore,
+    Rating,
+    RatingOptions,
+    clean_text,
+    finite_reward,
+    now_text,
+)
 from ...memory.display import short
 from ...memory.errors import UserError, did_you_mean, plural
 from ...memory.records import Trajectory
@@ -285,11 +293,17 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         labels, run = self._labels(scope, self.feedback), None if run_id is None else str(run_id)
         if reward is None and text is None:
             raise UserError("feedback: give a reward, a text, or both; retract(thread_id) deletes a rating")
-        self.check_source(source)
-        reward = None if reward is None else self.rewards.read(reward)
         kept = self._memory(labels).conversations
         thread = kept.find_thread(run, message_id) if thread_id is None else str(thread_id)
-        return self.add_rating(labels, thread, reward, text, run_id=run, message_id=message_id, source=source)
+        return self._take_rating(labels, thread, reward, text, run_id=run, message_id=message_id, source=source)
+
+    def _take_rating(
+        self, labels: tuple[str, ...], thread: str, reward: float | None, text: str | None, source: str, **more: Any
+    ) -> Rating:
+        """Keep a rating that an app has given, on its scale and of one of its raters."""
+        self.check_source(source)
+        reward = None if reward is None else self.rewards.read(reward)
+        return self.add_rating(labels, thread, reward, text, source=source, **more)
 
     @checks_arguments
     def retract(
@@ -788,3 +802,55 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
 def _arguments(method: Callable[..., Any] | None) -> list[str]:
     """The names of a method's own arguments, before the values of the scope."""
     return [*signature(method).parameters][:-1] if method else []
+
+
+def rate_agents(
+    learners: Sequence[ScopedLearner[Any]],
+    thread_id: ThreadId,
+    *,
+    reward: float | None = None,
+    text: str | None = None,
+    source: str = "user",
+    **scope: ScopeValue,
+) -> dict[str, Rating]:
+    """Rate all agents that took part in a thread since the feedback before this: a supervisor and its sub-agents, say.
+
+    A second call, of a comment after a thumb, is about the same agents, unless one of them has done something meanwhile.
+
+    Args:
+        learners: of the agents. Each is told its own values of the scope.
+        thread_id: the outer thread's id, which sub-agents have as well.
+        reward: as of `ScopedLearner.feedback`.
+        text: as of `ScopedLearner.feedback`.
+        source: who decided.
+        scope: the values of the scopes.
+
+    Returns:
+        Agent's name -> its rating.
+
+    Raises:
+        UserError: none of the agents took part, or what was said is no feedback.
+    """
+    known = {name for one in learners for name in (*one.scope.names, *one.user.names)}
+    if unknown := [name for name in scope if name not in known]:
+        raise UserError(
+            f"rate_agents: no learner has {unknown[0]!r} in its scope{did_you_mean(unknown[0], known, 'they have')}"
+        )
+    rows = list[tuple[ScopedLearner[Any], tuple[str, ...], Conversation, tuple[Rating, ...]]]()
+    for one in learners:
+        one.check_source(source)
+        labels = one._labels({name: value for name, value in scope.items() if name in one.scope.names})
+        kept = one._memory(labels).conversations
+        if (talk := kept.turns.get(str(thread_id))) is not None:
+            rows.append((one, labels, talk, kept.ratings(talk.id)))
+    if not rows:
+        names = ", ".join(one.agent.name for one in learners) or "(none)"
+        raise UserError(f"rate_agents: thread {str(thread_id)!r} is recorded of none of the agents {names} in this scope")
+    last = max((rating.at for *_, ratings in rows for rating in ratings), default="")
+    waiting = [row for row in rows if row[2].turns[-1].id not in {rating.turn for rating in row[3]}]
+    again = [row for row in rows if any(rating.at == last for rating in row[3])]
+    at = now_text()
+    return {
+        one.agent.name: one._take_rating(labels, talk.id, reward, text, source, at=at)
+        for one, labels, talk, _ in waiting or again
+    }

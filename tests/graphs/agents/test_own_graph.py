@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypedDict
 
 import help_desk as desk
 import pytest
+from langchain.agents import create_agent
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
@@ -21,7 +22,7 @@ from learning_agents import config
 from pydantic import BaseModel
 
 from learngraph.graphs.agents.icrl import ICRLMiddleware
-from learngraph.graphs.agents.learner import LearningState
+from learngraph.graphs.agents.learner import LearningState, rate_agents
 from learngraph.graphs.agents.synapse import SynapseMiddleware
 from learngraph.memory.errors import UserError
 
@@ -210,3 +211,36 @@ def test_a_thumb_under_one_reply_of_a_chat_rates_its_turn_alone() -> None:
     assert not rating.is_single
     found = learner._conversations({"tenant": "acme"}).trajectories.all()
     assert sorted((one.value, len(one.transitions)) for one in found) == [(0.0, 1), (1.0, 2)]
+
+
+def test_one_call_rates_the_agents_that_took_part_since_the_feedback_before() -> None:
+    store = InMemoryStore()
+    names = ("supervisor", "billing", "shipping")
+    team = [SynapseMiddleware(store, name=name) for name in names[:2]]
+    team.append(SynapseMiddleware(store, name="shipping", scope=()))  # one for all tenants
+    workers = {one.agent.name: create_agent(Echo(messages=iter([])), [], middleware=[one]) for one in team[1:]}
+
+    def ask_agent(agent: str) -> str:
+        """Ask another agent."""
+        return str(workers[agent].invoke({"messages": "What is it?"})["messages"][-1].text)
+
+    def ask(*agents: str) -> AIMessage:
+        calls: Any = [{"name": "ask_agent", "args": {"agent": one}, "id": f"c-{one}"} for one in agents]
+        return AIMessage("", tool_calls=calls)
+
+    model = scripted(ask("billing", "shipping"), AIMessage("Done."), ask("shipping"), AIMessage("Done."))
+    graph = create_agent(model, [ask_agent], middleware=[team[0]], checkpointer=InMemorySaver())
+
+    def rate(**said: Any) -> list[str]:
+        return list(rate_agents(team, "a", tenant="acme", **said))
+
+    with pytest.raises(UserError, match="thread 'a' is recorded of none of the agents supervisor, billing, shipping"):
+        rate(reward=1.0)
+    graph.invoke({"messages": "Help."}, config("a"))
+    assert [rate(reward=1.0), rate(text="Thanks.")] == [list(names)] * 2, "a comment is about the same agents"
+    graph.invoke({"messages": "Again."}, config("a"))
+    assert [rate(reward=0.0), rate(text="Late.")] == [["supervisor", "shipping"]] * 2
+    (rating,) = team[1]._conversations({"tenant": "acme"}).ratings("a")
+    assert (rating.reward, rating.text) == (1.0, "Thanks.")
+    with pytest.raises(UserError, match="no learner has 'tenent' in its scope; did you mean tenant"):
+        rate_agents(team, "a", reward=1.0, tenent="acme")
