@@ -13,11 +13,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 83_000, "tests": 68_580}
+LINES: Mapping[str, int] = {"source": 83_040, "tests": 68_580}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_184,
-    "graphs/agents": 7_180,
+    "graphs/agents": 7_230,
     "graphs/baselines": 1_727,
     "graphs/cli": 2_941,
     "graphs/experiments": 7_774,
@@ -28,7 +28,7 @@ ROOMS: Mapping[str, int] = {
     "memory": 1_450,
     "memory/attempts": 667,
     "memory/claas": 2_850,
-    "memory/conversations": 1_835,
+    "memory/conversations": 1_855,
     "memory/lessons": 1_350,
     "memory/returns": 1_061,
     "memory/search": 1_515,
@@ -54,7 +54,7 @@ ROOMS: Mapping[str, int] = {
 """Most lines of each room; the files at the top of a folder are a room, too."""
 ARROWS_UP = 2
 """Most imports that run back up among the rooms of the four folders: those that would have to go for the rooms to lie on floors."""
-PUBLIC_NAMES = 1_291
+PUBLIC_NAMES = 1_292
 """Most names that files show to others: those in `__all__`, or without that list, all that do not begin with `_`."""
 FILE, GRAPH_FILE, FUNCTION = 700, 400, 60
 """Most lines of a file, of a file in graphs/, and of a function."""
