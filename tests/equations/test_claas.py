@@ -3,8 +3,6 @@
 The tokens are three, and probabilities are simple fractions. tests/tools/training/test_losses.py has limits, gradients and TRL.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """ICRL (arXiv:2506.06303): the return of an attempt, the best attempt, and the schedule of its instruction, by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

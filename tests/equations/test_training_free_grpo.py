@@ -1,7 +1,5 @@
 """Training-Free GRPO: what of GRPO's arithmetic is left, against its definition; the interval of the accept test, exactly."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from itertools import product

@@ -3,8 +3,6 @@
 No number comes from a rule written by hand: actions and replies are drawn from the model's own probabilities at temperature 1.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence

@@ -5,8 +5,6 @@ python tests/factories/make_weights.py guard OUT       25 minutes
 python tests/factories/make_weights.py pocket FOLDER --measure
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 from pathlib import Path

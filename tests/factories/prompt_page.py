@@ -3,8 +3,6 @@
 python tests/factories/prompt_page.py
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from itertools import groupby

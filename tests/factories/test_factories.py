@@ -1,7 +1,5 @@
 """The texts that pocket and guard are trained on, and the training itself."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Training of tiny Llamas on one CPU core: the model, its first attention, and the loop that both fixtures are made by."""
 
-from __future__ import annotations
-
 import json
 import logging
 import random

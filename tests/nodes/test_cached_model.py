@@ -1,7 +1,5 @@
 """Recorded models: nothing is asked twice, every call is counted, a budget ends a run that can go on."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections import defaultdict

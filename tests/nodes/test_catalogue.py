@@ -1,7 +1,5 @@
 """The catalogue of nodes, and the channels that their types name."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NotRequired
 

@@ -1,7 +1,5 @@
 """The prompts that say what a paper's say (nodes/prompts/paper): each stands in its folder's table, and the preset sends these and no others."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The page of all prompts (nodes/prompts/README.md) is as fresh as the prompts, and an agent's prompts speak of no game."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Reading replies: what models write around an action, an option, a vote, a letter or JSON, and what stays unreadable."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from typing import Any
 

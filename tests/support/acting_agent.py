@@ -1,7 +1,5 @@
 """A chat model that acts in text worlds and writes beside it, each as a function says."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

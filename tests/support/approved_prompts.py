@@ -1,7 +1,5 @@
 """Texts that a person has read and approved, in tests/prompts. RENEW_PROMPTS=1 writes them anew after a change that is meant."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Chats to fine-tune on, short and long, with and without a system message; and a chat template with tools."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """A Chroma server of the tests' own, on a free port of this machine."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys

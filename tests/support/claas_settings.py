@@ -1,7 +1,5 @@
 """Settings of CLaaS for tests, with few words: fields by their own names where those are unique."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from typing import Any
 

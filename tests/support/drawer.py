@@ -1,7 +1,5 @@
 """A store of trajectories in a dictionary."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from learngraph.memory.records import Trajectory

@@ -3,8 +3,6 @@
 A test of what an import loads or needs starts a fresh one instead.
 """
 
-from __future__ import annotations
-
 import atexit
 import importlib.util
 import inspect

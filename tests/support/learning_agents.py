@@ -1,7 +1,5 @@
 """Agents of the help desk with each learning middleware, for what all of them promise."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

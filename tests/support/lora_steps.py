@@ -1,7 +1,5 @@
 """Plain supervised passes and updates of a network with LoRA layers, for tests and benchmarks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

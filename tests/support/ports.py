@@ -1,7 +1,5 @@
 """A port for a server of a test."""
 
-from __future__ import annotations
-
 import socket
 
 

@@ -1,7 +1,5 @@
 """A Postgres server of the tests' own, on a free port of this machine: Debian's (`apt-get install postgresql`)."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

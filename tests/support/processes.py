@@ -1,7 +1,5 @@
 """Everything that a test's process leaves behind: its children, and the folders of interpreters."""
 
-from __future__ import annotations
-
 import tempfile
 from contextlib import suppress
 from pathlib import Path

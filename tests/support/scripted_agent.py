@@ -1,7 +1,5 @@
 """A chat model that makes given tool calls, for agents of `create_agent`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Chat models of tests: one whose replies a subclass writes, and one that says given things in turn."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel

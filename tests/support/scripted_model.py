@@ -1,7 +1,5 @@
 """A model, and no chat model, that answers as it is told."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

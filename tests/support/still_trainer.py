@@ -1,7 +1,5 @@
 """A trainer of weights that trains nothing, and keeps what it was asked."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 

@@ -11,8 +11,6 @@ context manager of it. `index` is None or LangGraph's `IndexConfig`. Called agai
 | `async` | `aput`, `aget`, `asearch` and the rest |
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import operator

@@ -5,8 +5,6 @@ Mediocre     the same, but each of its calls is a wrong one with some probabilit
 MEMORIES     name -> the conversations that memory holds: good, bad, wrongly rated, hostile
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from random import Random

@@ -1,7 +1,5 @@
 """Services that answer as LangSmith, Langfuse and MLflow do: keys, pages of two, times, a limit of requests, scores."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Callable, Mapping

@@ -3,8 +3,6 @@
 A `type: ignore` on a line where mypy finds no error is an error itself: so each of them shows that a mistake is found.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from uuid import UUID
 

@@ -1,8 +1,6 @@
 """A small world for CLaaS's graphs: a model that draws one of a few words, an engine that serves its versions, a learner that moves
 them by REINFORCE. All of it real, exact and deterministic, without a network; a version is a folder with the words' logits."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -1,7 +1,5 @@
 """CLaaS's service with the urn as its model, and turns of its users."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path

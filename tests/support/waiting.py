@@ -4,8 +4,6 @@ Tests sleep nowhere else (tests/test_architecture.py). On a machine of any speed
 moment, and what must not happen does not happen.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Marks of tests that need what only some machines have: the packages, programs and files of a world."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from importlib.util import find_spec

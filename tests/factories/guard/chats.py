@@ -16,8 +16,6 @@ evidence of it), on feedback that it can read, and on the earlier exchanges in i
 Only the assistant's tokens are learned. No scenario of the held-out tenth is ever drawn.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 Looking up facts is drilled first, half of all chats, until it is known.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Mapping, Sequence

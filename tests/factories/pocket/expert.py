@@ -1,7 +1,5 @@
 """The exact Bayesian player of the toy world, whose probabilities are the labels of pocket's training texts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from learngraph.tools.environments.keyword_keep import ANSWERS

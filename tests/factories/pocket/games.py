@@ -1,7 +1,5 @@
 """Training texts of the pocket model: attempts at TextWorldExpress games along their gold paths, with detours."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Iterator, Sequence

@@ -28,8 +28,6 @@ many decisions for the same tokens as games. `game_strategy_pieces`: games with 
 asks for the next action instead of a strategy.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

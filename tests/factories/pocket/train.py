@@ -11,8 +11,6 @@ things. They learned nothing from the first that could be measured, and little f
 that the recipe is without; things get invented names in the games themselves.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -7,8 +7,6 @@ finding a key's value again, without which nothing else is learned (one million 
 splits.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """AWM: workflows are written after attempts, and read before later ones."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

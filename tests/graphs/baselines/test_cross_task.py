@@ -1,7 +1,5 @@
 """Memory, Reflexion, AWM and EvoTest over the tasks of a world: what one task left is shown at the next."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """EvoTest: configurations that a model rewrites, a bandit that picks among them, and code that runs in the sandbox alone."""
 
-from __future__ import annotations
-
 import builtins
 import json
 import math

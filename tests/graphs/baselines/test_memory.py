@@ -1,7 +1,5 @@
 """Memory: transcripts as they were, the oldest out first."""
 
-from __future__ import annotations
-
 import random
 import re
 from typing import Any

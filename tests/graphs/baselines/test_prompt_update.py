@@ -1,7 +1,5 @@
 """Prompt Update: JitRL's advantages, in the prompt and nowhere else."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """ReasoningBank played through: what it asks, what it learns, what its prompts show."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The baselines that JitRL is compared with are shown what JitRL is shown: the same observations, actions, history and step limit."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Sequence

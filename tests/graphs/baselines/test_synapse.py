@@ -1,7 +1,5 @@
 """Synapse played through: what it retrieves, when, and what its prompts show."""
 
-from __future__ import annotations
-
 import random
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """ReAct with tools, played through by a scripted model: real interpreters, errors, turns, lessons, and nothing left open."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

@@ -1,7 +1,5 @@
 """The arms that train weights learn on the toy with `pocket`; their costs are in tests/graphs/cli/test_bench.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

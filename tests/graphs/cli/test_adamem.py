@@ -1,7 +1,5 @@
 """Banks and models that a run makes before its episodes (graphs/experiments/stages.py), and AdaMEM's keys by an embedder."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

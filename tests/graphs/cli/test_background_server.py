@@ -1,7 +1,5 @@
 """`learngraph.serve`: the service of `learngraph serve` from Python, in scripts and where an event loop runs already."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import openai

@@ -1,7 +1,5 @@
 """`learngraph run`: its file, what is played once and what again, runs that fail, folders that grow, and pages that it writes."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

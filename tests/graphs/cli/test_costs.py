@@ -1,7 +1,5 @@
 """Costs of every method: calls, tokens and dollars while it plays and at the end, budgets, and what a run would take."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

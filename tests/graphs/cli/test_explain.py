@@ -1,7 +1,5 @@
 """`learngraph explain RUN_FOLDER --step N`: what it says of a decision is what the run computed."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from pathlib import Path

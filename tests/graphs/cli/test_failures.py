@@ -1,7 +1,5 @@
 """A run that fails ends alone, is named with its reason, and is tried again by the same command; folders may grow."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """One flag name means one thing in every command: one type, and in the options of commands also the same first words of help."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

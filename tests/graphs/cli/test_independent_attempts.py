@@ -1,7 +1,5 @@
 """Independent attempts are made at the same time."""
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path

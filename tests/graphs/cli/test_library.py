@@ -1,7 +1,5 @@
 """`learngraph memory library show|diff|export|rollback`: what it says and does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The command line: what it prints where, its errors, what it leaves behind, and that it goes on where it stopped."""
 
-from __future__ import annotations
-
 import errno
 import json
 import subprocess

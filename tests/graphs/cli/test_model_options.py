@@ -1,7 +1,5 @@
 """The options of the model: what reaches the server, from every command that asks one, and which errors recommend them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

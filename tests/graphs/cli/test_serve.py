@@ -1,7 +1,5 @@
 """learngraph serve: what it refuses, and once through with the pocket model: chat, feedback, a version goes live, back again."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`learngraph run training-free-grpo`: what it prints and leaves behind, its errors, and that it goes on where it stopped."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

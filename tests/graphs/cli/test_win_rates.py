@@ -1,7 +1,5 @@
 """`learngraph win-rates`: answers of two methods on writing, compared by a scripted judge and by the world's rule."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The report of a benchmark: every run leads to its rows, hostile text does no harm, and a real browser opens it without a network."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

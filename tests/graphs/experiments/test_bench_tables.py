@@ -1,7 +1,5 @@
 """The numbers and tables of a benchmark: metrics worked out by hand, intervals and tests by scipy, what is left out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

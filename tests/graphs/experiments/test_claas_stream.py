@@ -1,7 +1,5 @@
 """CLaaS on a small part of the stream, from a TOML file."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checkpoint x split matrices, worked out by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from learngraph.graphs.experiments.continual import Trial, dynamics_table, matrix_table, measures, phase_table, table

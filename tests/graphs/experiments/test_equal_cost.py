@@ -1,7 +1,5 @@
 """Scores by their cost: budgets, running maxima and equal-cost comparisons, by numbers worked out by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

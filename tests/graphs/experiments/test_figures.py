@@ -1,7 +1,5 @@
 """The picture of a run: what each panel shows, read back from matplotlib's own objects."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 from pathlib import Path

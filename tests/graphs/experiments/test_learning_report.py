@@ -1,7 +1,5 @@
 """The report of runs that learn before they play, with numbers worked out by hand, and its picture."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

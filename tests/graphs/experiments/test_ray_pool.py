@@ -1,7 +1,5 @@
 """Runs on a Ray cluster of several processes on this machine: the same numbers as in this one, also when a worker is killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The files of a finished run: packed rows read as before, go on as before, and take little room."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a run will cost: a rehearsal's forecast against what a server has counted of the same run."""
 
-from __future__ import annotations
-
 import json
 import re
 from hashlib import blake2b

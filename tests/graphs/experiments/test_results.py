@@ -1,7 +1,5 @@
 """Statistics with numbers worked out by hand, the table, and the picture."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

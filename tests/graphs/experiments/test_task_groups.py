@@ -1,7 +1,5 @@
 """A world of many tasks as one number, worked out by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from learngraph.graphs.experiments import task_groups

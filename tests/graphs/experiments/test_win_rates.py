@@ -1,7 +1,5 @@
 """Win rates: verdicts of two orders, and control of length on simulated judges whose preference is known."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -1,7 +1,5 @@
 """Worker processes: what they say, and how often."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -1,7 +1,5 @@
 """The buffer of attempts: one attempt is found as it stands among all of them, whatever was added, and in which order."""
 
-from __future__ import annotations
-
 from random import Random
 
 from learngraph.memory.attempts.buffer import Buffer

@@ -1,7 +1,5 @@
 """A branch of every kind of memory: it sees the past, writes apart, and is kept or dropped; what is real stays byte for byte."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path

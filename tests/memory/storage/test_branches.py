@@ -1,7 +1,5 @@
 """A what-if leaves what is remembered of the real run as it is, whatever the method."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The cache: the first value stays, costs add up, and neither many writers nor a killed one spoil the file."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import random

@@ -1,7 +1,5 @@
 """Checkpoints: every record comes back equal under the strict serializer, and broken places are said in words."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import os

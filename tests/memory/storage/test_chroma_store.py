@@ -1,7 +1,5 @@
 """ChromaStore beyond LangGraph's own tests: durability, ownership, damage, exactness, servers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

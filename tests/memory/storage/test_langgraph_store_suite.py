@@ -4,8 +4,6 @@ Their sources come from the package index, in the versions that are installed (o
 a process of their own, because both packages call theirs `tests`; `langgraph_suite.py` puts our store in their place.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Passwords in the URLs of databases: what may be shown and written down."""
 
-from __future__ import annotations
-
 import pytest
 
 from learngraph.memory.storage.postgres_store import error_text, without_password

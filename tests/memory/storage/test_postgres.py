@@ -1,7 +1,5 @@
 """Memories and checkpoints in Postgres: the store's promises, restarts of the server, and runs of the command line."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Records in any store, and as JSON."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

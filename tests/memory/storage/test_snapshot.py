@@ -1,7 +1,5 @@
 """Snapshots: a memory that is opened with one answers as one made anew, whatever was written, and whatever became of the snapshot."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

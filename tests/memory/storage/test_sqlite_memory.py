@@ -1,7 +1,5 @@
 """A folder of agents' memories: LangGraph's SqliteStore, shared by processes, in which deleted bytes are gone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

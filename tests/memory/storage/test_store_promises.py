@@ -1,7 +1,5 @@
 """The suite of stores: LangGraph's stores and ours pass it but for what is listed, and it finds what is broken on purpose."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

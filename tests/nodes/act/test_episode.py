@@ -1,7 +1,5 @@
 """What a step keeps: the state that memory is searched by, and beside it what the agent read."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Replies that cannot be used, from a server to the table's row: asked again with the nearest action, and then a lost step."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

@@ -1,7 +1,5 @@
 """Judges that change the world's rewards, by hand, and in runs: the learner sees the changed ones, the score stays the world's."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Judges: bad rules, self-evaluation, comparison with a reference. A missing reward is never a zero."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import re

@@ -1,7 +1,5 @@
 """Comparing rollouts in words: what is asked, what is read, what no prompt may hold; and lessons written by rule."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Names such as D10 number defects of the published code that these tests rule out.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

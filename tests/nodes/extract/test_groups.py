@@ -1,7 +1,5 @@
 """Rewards of groups, worked out by hand."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Lessons that tell an answer: what counts as telling it, and that no stage lets one through."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Feedback as people and programs send it, and the nodes of a chat turn."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import AsyncIterator
 from typing import Any

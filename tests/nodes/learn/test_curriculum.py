@@ -1,7 +1,5 @@
 """WebRL's curriculum: practice comes first, failures choose the next tasks, and only what was solved is learned."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

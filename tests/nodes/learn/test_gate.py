@@ -1,7 +1,5 @@
 """The gate's arithmetic, by hand and by enumeration."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from random import Random

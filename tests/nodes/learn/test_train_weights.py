@@ -1,7 +1,5 @@
 """Nodes that train weights: the version of an episode, what a training is shown, and that none is made twice."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

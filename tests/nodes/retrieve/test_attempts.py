@@ -1,7 +1,5 @@
 """The layout of attempts in prompts, byte for byte; the instruction of every round; what is composed and shown."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

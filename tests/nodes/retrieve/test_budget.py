@@ -1,7 +1,5 @@
 """What a prompt shows of many attempts: never more than the budget, the best and the newest always, more for more."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The layout of attempts for models that chat: what was read, what changed, how it ended, and what stands before the present."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Strategies: the rule, what stands in prompts, what asks for memory."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any

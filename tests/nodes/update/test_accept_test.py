@@ -1,7 +1,5 @@
 """The accept test, worked out by hand."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """From the groups' edits to the next version: nothing vanishes, nothing is made up, and no reply can poison a step."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """The code interpreter: notebook cells, limits, and a host that stays as it was whatever a cell does."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

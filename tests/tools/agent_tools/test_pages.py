@@ -1,7 +1,5 @@
 """The page reader: pages of a corpus, saved pages of a site, parts, and what is fetched of the web and what never is."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

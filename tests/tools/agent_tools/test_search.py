@@ -1,7 +1,5 @@
 """Search tools: what is found, what is wrong with a corpus, and which key or package is missing. Nothing is asked of the web."""
 
-from __future__ import annotations
-
 import json
 import os
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """ALFWorld: its folder and files without any package, and the real games where they are."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io

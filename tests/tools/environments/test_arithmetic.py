@@ -1,7 +1,5 @@
 """Game of 24: its puzzles, verifier, rewards by rule and readers against brute force done another way."""
 
-from __future__ import annotations
-
 import csv
 import random
 import re

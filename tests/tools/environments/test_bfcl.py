@@ -1,7 +1,5 @@
 """BFCL v4 multi-turn: its own solutions win by its own checker, and nothing that an agent writes is evaluated."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Worlds in a browser: pages with frames and equal labels, pages and browsers that misbehave."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Environments by name."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

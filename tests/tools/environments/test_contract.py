@@ -1,7 +1,5 @@
 """What every environment promises: it is a function of its history."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

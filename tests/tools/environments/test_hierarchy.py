@@ -1,7 +1,5 @@
 """Instruction-hierarchy scenarios: rules, verifier, attacker and splits."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Scenarios in IH-Challenge's layout, read from a file, judged by their own programs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

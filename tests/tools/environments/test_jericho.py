@@ -1,7 +1,5 @@
 """Jericho: errors without its package or files, and the real games where they are."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

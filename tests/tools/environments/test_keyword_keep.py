@@ -1,7 +1,5 @@
 """The toy world and its exact player."""
 
-from __future__ import annotations
-
 import random
 import statistics
 

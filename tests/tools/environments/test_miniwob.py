@@ -1,7 +1,5 @@
 """MiniWoB++: pages of the package in a browser of ours, its seeds, its utterances, its raw rewards."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

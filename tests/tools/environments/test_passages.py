@@ -1,7 +1,5 @@
 """Questions over passages: the file, search and lookup by hand, right and wrong answers, and what damaged files say."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """Math problems: what counts as the final answer, what it is worth, and what is read from a file."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

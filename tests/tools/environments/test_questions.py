@@ -1,7 +1,5 @@
 """Questions with one written answer: the measures by hand, the layouts of published files, samples by difficulty, and a judge."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """ScienceWorld: texts, state keys, points, the focus rule, grounding, and its Java machines."""
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Iterator, Sequence

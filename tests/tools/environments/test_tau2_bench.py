@@ -1,7 +1,5 @@
 """tau2-bench: its own solutions win, doing nothing does not, and an agent of LangChain plays it with its tools."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """TextWorldExpress: texts, state keys, scores, and its Java machine."""
 
-from __future__ import annotations
-
 import ast
 import random
 import shutil

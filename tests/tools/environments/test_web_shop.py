@@ -1,7 +1,5 @@
 """The web shop: its reward by hand, its pages step by step, and every goal bought."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """WebArena's adapter, on a stub with BrowserGym's interface: there are no servers and no BrowserGym here."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Worlds with something added: an action that gives up, or a prior that is sure of an action; the rest is the world itself."""
 
-from __future__ import annotations
-
 import math
 import pickle
 from typing import Any

@@ -1,7 +1,5 @@
 """Writing with given endings: the rule, the sentences and the reader."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A model that calls its tools at random."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Requests to servers that refuse parameters, are busy for minutes, or have a small window: what is sent next, and what is said."""
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

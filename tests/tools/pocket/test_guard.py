@@ -1,7 +1,5 @@
 """The guard model: its chats, its player, and what the shipped weights can do."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

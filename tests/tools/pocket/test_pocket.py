@@ -1,7 +1,5 @@
 """The pocket model: what its tokenizer promises, and what the shipped weights can do."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable, Sequence

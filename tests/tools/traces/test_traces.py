@@ -1,7 +1,5 @@
 """Traces of other tools are read, from their exports and their services, and an agent learns from them as from its own conversations."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime, timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Aria snapshots, read into nodes and written as text."""
 
-from __future__ import annotations
-
 import pytest
 
 from learngraph.tools.environments.support.accessibility import page_text, read_snapshot

@@ -1,7 +1,5 @@
 """The checks that environments share."""
 
-from __future__ import annotations
-
 import pytest
 
 from learngraph.memory.errors import UserError

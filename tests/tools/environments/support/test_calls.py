@@ -1,7 +1,5 @@
 """Tool calls as actions: read without being run, written anew, listed."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

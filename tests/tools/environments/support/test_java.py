@@ -1,7 +1,5 @@
 """Java machines and the game servers in them, with machines that are no real ones."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Actions by role and name: they are read, written and found again whatever stands in a label."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
