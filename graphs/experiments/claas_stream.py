@@ -409,7 +409,7 @@ def _play_and_save(work: tuple[StreamJob, Path]) -> None:
 
 def _read_trials(path: Path, jobs: Sequence[StreamJob]) -> list[Trial | None]:
     """The finished trial of each job; None: it is not there. A row that was cut short is taken off the file."""
-    rows = read_rows(path) if path.exists() else []
+    rows = read_rows(path)
     if path.exists() and not path.read_bytes().endswith(b"\n"):
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     played = {json.dumps(row["job"]): Trial(**row["trial"]) for row in rows}

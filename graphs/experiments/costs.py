@@ -14,7 +14,7 @@ from .recorded import read_rows
 if TYPE_CHECKING:
     from ...memory.storage.cache import Cache
 
-__all__ = ["RunWork"]
+__all__ = []
 
 LEDGER = "costs.sqlite"
 """Name of the ledger in a run folder. Its stages are the names of the runs."""
@@ -75,16 +75,12 @@ class RunWork:
 
 def run_work(folder: Path, rows: Sequence[Mapping[str, Any]]) -> RunWork:
     """The work of a run."""
-    timed = {row["id"]: row for row in _rows(folder / "seconds.jsonl")}
+    timed = {row["id"]: row for row in read_rows(folder / "seconds.jsonl")}
     of, log = [timed.get(row["id"], {}) for row in rows], folder / TRAINING_FILE
-    trainings = [row for row in _rows(log) if row["kind"] == "training"]
+    trainings = [row for row in read_rows(log) if row["kind"] == "training"]
     return RunWork(
         # What was counted of an episode is all of its passes, those of its training as well.
         flops=sum(row["flops"] for row in of) if all("flops" in row for row in of) else None,
         tokens_trained=float(sum(row["tokens"] for row in trainings)) if log.is_file() else None,
         trainings=trainings,
     )
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    return read_rows(path) if path.is_file() else []

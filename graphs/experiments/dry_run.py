@@ -213,8 +213,8 @@ def _estimate(sweep: Sweep, arm: Arm) -> CostEstimate:
         return CostEstimate(arm.name, total.calls, total.input_tokens, total.output_tokens, dollars, stages=stages)
     if not loads_model(arm, options):
         return CostEstimate(arm.name)
-    paths = [sweep.folder / f"{run_stem(arm.name)}-s{seed}" / "episodes.jsonl" for seed in sweep.seeds]  # those that are there
-    rows = [row for path in paths if path.exists() for row in read_rows(path) if row.get("calls")]
+    paths = [sweep.folder / f"{run_stem(arm.name)}-s{seed}" / "episodes.jsonl" for seed in sweep.seeds]
+    rows = [row for path in paths for row in read_rows(path) if row.get("calls")]
     if not rows and not options.model.startswith("openai:"):  # a model in this process costs nothing
         return CostEstimate(arm.name)
     if rows:

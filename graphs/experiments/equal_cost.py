@@ -23,7 +23,7 @@ from ...memory.errors import plural
 from ...nodes.evaluate.statistics import interval, mean, paired_test
 from .results import SeedResult
 
-__all__ = ["equal_cost_table", "rounds_table"]
+__all__ = []
 
 Cost = Literal["tokens", "calls", "seconds"]
 Kind = Literal["newest", "best"]

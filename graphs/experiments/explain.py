@@ -27,7 +27,7 @@ from .folder import run_memory
 from .recorded import RecordedFolder, RecordedRun, rows_file
 from .run_inputs import credits_future
 
-__all__ = ["explain_step", "find_step"]
+__all__ = ["explain_step"]
 
 
 def explain_step(

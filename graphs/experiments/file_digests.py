@@ -12,7 +12,7 @@ from typing import Any
 from ...memory.errors import CommandError
 from ...memory.lessons.versions import find_library
 
-__all__ = ["option_digests", "path_digest", "setting_digests", "weights_digest"]
+__all__ = []
 
 _SMALL = 64 * 2**20
 """Bytes of a file up to which its contents are read; a larger one, of a model's weights, is known by its size and time."""

@@ -36,7 +36,7 @@ from .file_digests import option_digests, setting_digests
 from .options import COST_OPTIONS, DRAW_OPTIONS, REQUEST_OPTIONS, ModelOptions, RunOptions
 from .run_inputs import needs_model
 
-__all__ = ["Job", "Sweep", "claim_folder", "memory_location", "parse_seeds", "read_sweep_settings", "run_stem"]
+__all__ = ["Job", "Sweep", "memory_location", "parse_seeds", "read_sweep_settings"]
 
 MOVING = ("base_url", "critic_base_url")
 """Settings of a folder that may change: a server moves, and its answers stay the same."""

@@ -24,7 +24,7 @@ from typing import Any
 
 from ...memory.errors import UserError
 
-__all__ = ["environment_defaults", "is_ray", "run_workers"]
+__all__ = ["is_ray"]
 
 
 @contextmanager

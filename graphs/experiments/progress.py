@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ...memory.records import Usage
 from .costs import ledger_usage, row_usage
 
-__all__ = ["ProgressRow", "ScoreFollower", "say", "show"]
+__all__ = ["say", "show"]
 
 
 class ScoreFollower:

@@ -289,7 +289,7 @@ def _put_whole(part: Path, path: Path) -> None:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The complete rows of a JSONL file, packed or not, that another process may be writing to.
+    """The complete rows of a JSONL file, packed or not, that another process may be writing to; none if there is no such file.
 
     Raises:
         UserError: a row is no JSON.
@@ -298,6 +298,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     try:
         with open_rows(path) as file:
             lines = file.read().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(
             f"{rows_file(path)} is damaged ({error}); remove {path.parent} to play that run from its start"
@@ -364,7 +366,7 @@ def read_steps(run: Path, episodes: Iterable[Mapping[str, Any]]) -> RunSteps:
 
 @lru_cache(maxsize=10_000)
 def _read_steps(path: Path, heads: Sequence[tuple[int, str]], written: tuple[int, int] | None) -> RunSteps:
-    rows = read_rows(path) if written else []
+    rows = read_rows(path)
     by_id = {str(row["id"]): row for row in rows}
     lost = next((episode for episode, head in heads if steps_to(by_id, head) is None), None)
     return RunSteps(_count_look_ups(rows), lost)

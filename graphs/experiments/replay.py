@@ -34,7 +34,7 @@ from .explain import find_step
 from .folder import Job, Sweep
 from .options import RunOptions
 from .play import RunFiles, run_graph
-from .recorded import RecordedFolder, RecordedRun, read_rows, rows_file
+from .recorded import RecordedFolder, RecordedRun, read_rows
 from .run_inputs import loads_model, shared_environment, shared_model
 
 __all__ = ["Divergence", "Replayed", "replay_runs", "step_from"]
@@ -132,8 +132,7 @@ def _replay_job(job: Job, memory: Any) -> Replayed:
     try:
         run.refresh()
         episodes = run.read_episodes()
-        asked = job.folder / "replies.jsonl"
-        replies = read_rows(asked) if rows_file(asked).is_file() else []
+        replies = read_rows(job.folder / "replies.jsonl")
     except FileNotFoundError:
         return Replayed(name, problem="no episode of it is finished yet")
     except (UserError, OSError) as error:
@@ -233,8 +232,7 @@ def step_from(
         )
     for earlier in sweep.seeds[: sweep.seeds.index(job.seed)] if job.arm.shares_memory else ():
         _replay_job(sweep.job(name, earlier), memory)
-    asked = job.folder / "replies.jsonl"
-    replies = read_rows(asked) if rows_file(asked).is_file() else []
+    replies = read_rows(job.folder / "replies.jsonl")
     if not replies and loads_model(job.arm, job.options):
         raise UserError(f"{job.folder.name} has no replies.jsonl: it was played before the model's answers were recorded")
     graph, files, plan = _open_again(job, memory, replies, number + 1, walked=True)

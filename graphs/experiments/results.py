@@ -101,8 +101,7 @@ def is_finished(job: Job) -> bool:
     """
     if not (job.folder / "result.json").exists():
         return False
-    result, path = _result(job), job.folder / "episodes.jsonl"
-    rows = read_rows(path) if path.exists() else []
+    result, rows = _result(job), read_rows(job.folder / "episodes.jsonl")
     is_out_of_tokens = 0 < job.options.max_run_tokens <= result["tokens"]
     has_all = result["episodes"] >= job.options.episodes or is_out_of_tokens
     if not has_all or len(rows) != result["episodes"]:
@@ -145,8 +144,7 @@ def read_result(job: Job) -> SeedResult:
     counted = ("malformed", "studied", "unreadable", "lost_steps", "refused", "filtered", "cut_off")
     usage = replace(run_usage(job.folder, rows), **{name: sum(row.get(name, 0) for row in rows) for name in counted})
     by_episode = [row_usage(row) for row in rows]
-    times = job.folder / "seconds.jsonl"
-    seconds = {row["id"]: row["seconds"] for row in read_rows(times)} if times.exists() else {}
+    seconds = {row["id"]: row["seconds"] for row in read_rows(job.folder / "seconds.jsonl")}
     return SeedResult(
         method=job.arm.name,
         seed=job.seed,

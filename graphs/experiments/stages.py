@@ -33,7 +33,7 @@ from .folder import Sweep, is_recipe, resolve_stages, stage_folder
 from .progress import say
 from .recorded import RecordedFolder, RecordedRun
 
-__all__ = ["make_stages"]
+__all__ = []
 
 
 def make_stages(sweep: Sweep, names: Iterable[str], play: Callable[[Sweep], None]) -> None:

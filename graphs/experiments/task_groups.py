@@ -11,12 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ...memory.display import format_number, markdown_table, with_interval
 from ...nodes.evaluate.statistics import interval, mean
+from .equal_cost import Methods
 from .results import SeedResult
 
-__all__ = ["aggregate_table", "task_table"]
-
-Methods = Sequence[Sequence[SeedResult]]
-"""For each method its results, one per seed."""
+__all__ = []
 
 
 def task_means(

@@ -46,7 +46,7 @@ from typing import Any
 from ...memory.errors import UserError
 from ...memory.records import Observation, Task
 from .support.arguments import check_settings, check_split, pick_task
-from .support.worlds import LiveWorld, Solvable
+from .support.worlds import LiveWorld, Solvable, tidy
 
 __all__ = ["AlfWorld"]
 
@@ -361,7 +361,7 @@ class _Episode:
         won = bool(self.planner.check_goal())
         self.commands = {} if won else self.admissible()
         actions = tuple(sorted(set(self.commands) - {"help"}))
-        return Observation(f"{_tidy(said)}\n\n{self.state()}", actions, 1.0 if won else 0.0, won)
+        return Observation(f"{tidy(said)}\n\n{self.state()}", actions, 1.0 if won else 0.0, won)
 
     def state(self) -> str:
         names = self.world.infos
@@ -514,11 +514,6 @@ def _number(path: Path) -> int:
 def _sort_listing(found: re.Match[str]) -> str:
     items = (item.removeprefix("a ") for item in re.split(r", and |, ", found[2]))
     return f"{found[1]}{', '.join(sorted(items))}{found[3]}"
-
-
-def _tidy(text: str) -> str:
-    """The text without padding and empty lines, because an empty line separates the parts of an observation."""
-    return "\n".join(" ".join(line.split()) for line in text.split("\n") if line.strip())
 
 
 def _line(cause: BaseException) -> str:

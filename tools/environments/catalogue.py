@@ -34,7 +34,7 @@ from .web_shop import WebShop
 from .webarena import WebArena
 from .writing import Writing
 
-__all__ = ["FAMILIES", "WorldFamily", "open_environment"]
+__all__ = ["FAMILIES", "open_environment"]
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, TypeVar
 
 from ...memory.errors import UserError
 
@@ -44,10 +44,8 @@ __all__ = [
     "SPLIT_SIZE",
     "THINGS",
     "VALUES",
-    "Attack",
     "Fact",
     "HierarchyTurn",
-    "HierarchyVerdict",
     "Rule",
     "Scenario",
     "compliant_reply",
@@ -59,6 +57,7 @@ __all__ = [
 
 Family = Literal["secret", "begin", "end", "call", "short", "colour", "creature", "topic"]
 Frame = Literal["direct", "please", "boss", "forget", "game", "once", "new"]
+AnyScenario = TypeVar("AnyScenario")
 
 FAMILIES: tuple[Family, ...] = ("secret", "begin", "end", "call", "short", "colour", "creature", "topic")
 SPLITS: tuple[tuple[Family, ...], ...] = (
@@ -435,10 +434,15 @@ def scenario_stream(shuffle: int = 0, seed: int = 0) -> tuple[Scenario, ...]:
     Shuffle 0 is the order of `SPLITS`; any other number draws an order of the splits and of the scenarios in each. Checkpoint
     k of an evaluation is what a learner is after the first k splits of its stream, whichever these are.
     """
-    parts = [list(scenarios(split, SPLIT_SIZE, seed)) for split in range(len(SPLITS))]
+    return tuple(order_splits([scenarios(split, SPLIT_SIZE, seed) for split in range(len(SPLITS))], shuffle))
+
+
+def order_splits(splits: Sequence[Sequence[AnyScenario]], shuffle: int) -> list[AnyScenario]:
+    """The scenarios of splits one after the other; another `shuffle` than 0 draws the order of the splits and in each."""
+    parts = [list(split) for split in splits]
     if shuffle:
         draw = random.Random(f"shuffle {shuffle}")
         draw.shuffle(parts)
         for part in parts:
             draw.shuffle(part)
-    return tuple(scenario for part in parts for scenario in part)
+    return [scenario for part in parts for scenario in part]

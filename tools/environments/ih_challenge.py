@@ -122,10 +122,4 @@ def challenge_stream(challenges: Sequence[Challenge], size: int, shuffle: int = 
     if len(challenges) < 5 * size:
         raise UserError(f"five splits of {size} scenarios need {5 * size} rows, got {len(challenges)}")
     drawn = sorted(random.Random(f"draw {seed}").sample(list(challenges), 5 * size), key=lambda one: one.family)
-    parts = [drawn[start : start + size] for start in range(0, len(drawn), size)]
-    if shuffle:
-        draw = random.Random(f"shuffle {shuffle}")
-        draw.shuffle(parts)
-        for part in parts:
-            draw.shuffle(part)
-    return [one for part in parts for one in part]
+    return hierarchy.order_splits([drawn[start : start + size] for start in range(0, len(drawn), size)], shuffle)

@@ -23,7 +23,7 @@ from ...memory.errors import UserError, import_package
 from ...memory.records import Observation, Task
 from .support.arguments import check_settings, check_split
 from .support.time_limit import call_within
-from .support.worlds import LiveWorld
+from .support.worlds import LiveWorld, tidy
 
 __all__ = ["Jericho"]
 
@@ -218,14 +218,14 @@ class _Episode:
 
     def show(self, text: str, reward: float) -> Observation:
         game = self.emulator
-        said = _tidy(text)
+        said = tidy(text)
         # An interpreter that has halted has ended the game too.
         if game.game_over() or game.victory() or game._emulator_halted():
             return Observation(said, (), reward, True)
         state = game.get_state()
         look, inventory = (_try_command(game, state, command) for command in ("look", "inventory"))
         actions = self.world.valid.actions(game, look, inventory)
-        answer = "" if look.startswith(said) else _tidy(said.replace(look, ""))  # what `look` repeats is said once
+        answer = "" if look.startswith(said) else tidy(said.replace(look, ""))  # what `look` repeats is said once
         return Observation("\n\n".join(part for part in (answer, look, inventory) if part), actions, reward)
 
     def close(self) -> None:
@@ -371,14 +371,9 @@ def _dictionary(game: Any) -> dict[str, bool]:
 
 def _try_command(game: Any, state: Any, command: str) -> str:
     """The game's answer to a command; the game's state is restored afterwards."""
-    answer = _tidy(game.step(command)[0])
+    answer = tidy(game.step(command)[0])
     game.set_state(state)
     return answer
-
-
-def _tidy(text: str) -> str:
-    """The text without padding and empty lines, because an empty line separates the parts of an observation."""
-    return "\n".join(re.sub(r"\s+", " ", line).strip() for line in text.split("\n") if line.strip())
 
 
 def _game_file(name: str, game: str, games: str | None) -> Path:

@@ -51,7 +51,7 @@ from .support.ranking import Ranking, words
 from .support.shop_files import read_catalogue
 from .support.worlds import TurnWorld
 
-__all__ = ["BUTTONS", "Goal", "Page", "PageElement", "Product", "Shop", "WebShop", "reward"]
+__all__ = ["BUTTONS", "Goal", "WebShop", "reward"]
 
 HORIZON = 15
 SEPARATOR = " [SEP] "

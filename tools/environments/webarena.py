@@ -227,10 +227,7 @@ class WebArena(WebPages, World):
             case "back":
                 return "go_back()", action
             case "goto":
-                url = self._hosts.resolve(action.text)
-                if url is None:
-                    raise ValueError(f"{action.text!r} is no page of {', '.join(self._hosts.sites)}")
-                return f"goto({url!r})", action
+                return f"goto({self._hosts.resolve(action.text)!r})", action
         return f"send_msg_to_user({action.text!r})", action
 
     def _judge(self, episode: _Episode, raw: Any, notice: str) -> Observation:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ...wiring.inputs import MethodInputs
     from ..folder import Job
 
-__all__ = ["LearningJob"]
+__all__ = []
 
 
 def learn_and_play(job: Job) -> None:

@@ -67,10 +67,7 @@ def learning_report(one: Sweep, table: ResultTable) -> tuple[list[str], list[str
 
 def read_learning_steps(folder: Path) -> LearningSteps:
     """The learning steps of a run, without those that were cut short by the budget; with the tool calls of a rollout, if there are any."""
-    if not (folder / "learned.jsonl").exists():
-        return []
-    curve = folder / "curve.jsonl"
-    tests = {row["step"]: row for row in read_rows(curve)} if curve.exists() else {}
+    tests = {row["step"]: row for row in read_rows(folder / "curve.jsonl")}
     found = []
     for row in read_rows(folder / "learned.jsonl"):
         if not str(row["id"]).endswith("/stopped"):
@@ -93,9 +90,7 @@ def problem_table(arms: Mapping[str, Sequence[SeedResult]], against: str) -> lis
     rows = [["arm", "problems", "mean score", f"{against} minus", "won / lost / tied"]]
     for label, values in means.items():
         test = paired_test(means[against], values) if label != against and against in means else None
-        lead = "–" if test is None else f"{test.mean:+.3g}"
-        if test is not None and test.by_t is not None:
-            lead += f" [{test.by_t[0]:+.3g}, {test.by_t[1]:+.3g}]"
+        lead = "–" if test is None else test.as_text()
         score = with_interval(mean([*values.values()]), interval([*values.values()]))
         counts = "–" if test is None else f"{test.wins} / {test.losses} / {test.ties}"
         rows.append([label, str(len(values)), score, lead, counts])

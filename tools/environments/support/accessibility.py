@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-__all__ = ["AccessibleNode"]
+__all__ = []
 
 CLICKED = frozenset(
     "button link checkbox radio switch tab menuitem menuitemcheckbox menuitemradio option treeitem".split()  # noqa: SIM905

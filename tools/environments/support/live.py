@@ -17,7 +17,7 @@ from ....memory.errors import UserError
 from ....memory.records import Observation, Task
 from .arguments import check_actions, check_step
 
-__all__ = ["LiveGame", "LiveGames"]
+__all__ = []
 
 _Answer = TypeVar("_Answer")
 

@@ -23,10 +23,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-__all__ = ["HostMap"]
+__all__ = []
 
 KEPT_VALUES = frozenset(
     "q query search search_query s term terms keyword keywords sort sort_by order order_by orderby dir direction by tab view mode "  # noqa: SIM905
@@ -72,16 +73,20 @@ class HostMap:
                 best = max(best or (-1, "", ""), (len(prefix), label, path[len(prefix) :]))
         return None if best is None else best[1:]
 
-    def resolve(self, text: str) -> str | None:
-        """The address that a text names: a label with a path behind it, or an address of one of the sites. Else None."""
+    def resolve(self, text: str) -> str:
+        """The address that a text names: a label with a path behind it, or an address of one of the sites.
+
+        Raises:
+            ValueError: it is no page of these sites.
+        """
         asked = text.strip()
         label, _, rest = asked.partition("/")
         if label in self.sites:
             return f"{self.sites[label].rstrip('/')}/{rest}" if rest else self.sites[label]
-        try:
-            return asked if "://" in asked and self.find(asked) else None
-        except ValueError:
-            return None
+        with suppress(ValueError):  # of what is no address
+            if "://" in asked and self.find(asked):
+                return asked
+        raise ValueError(f"{text!r} is no page of {', '.join(self.sites)}")
 
 
 def _origin(parts: SplitResult) -> tuple[str, str, int]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ....memory.errors import UserError
 
-__all__ = ["read_catalogue"]
+__all__ = []
 
 _NO_CAP = 100_000_000
 """$1,000,000 in cents: the published cap of a goal without one."""

@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Unverified", "Workers"]
+__all__ = ["Workers"]
 
 _SCRIPT = Path(__file__).with_name("answer_worker.py")
 _START = 180.0

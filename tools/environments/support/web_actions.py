@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 from .accessibility import CHOSEN, FILLED, AccessibleNode
 
-__all__ = ["WebAction"]
+__all__ = []
 
 KINDS = ("click", "fill", "select", "press", "scroll", "goto", "back", "answer")
 """The kinds of actions."""

@@ -30,7 +30,7 @@ from .web_tab import WebTab
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Locator, Page
 
-__all__ = ["PageLog", "WebGame", "WebTask"]
+__all__ = []
 
 Verdict = Callable[[str | None], Awaitable[tuple[float, bool]]]
 """Asks for (reward, whether the episode is over) after a step; the text is the agent's answer, if it gave one."""
@@ -185,10 +185,7 @@ class WebGame:
             case "back":
                 await tab.go_back()
             case "goto":
-                url = self.task.hosts.resolve(action.text)
-                if url is None:
-                    raise ValueError(f"{action.text!r} is no page of {', '.join(self.task.hosts.sites)}")
-                await page.goto(url, wait_until="domcontentloaded")
+                await page.goto(self.task.hosts.resolve(action.text), wait_until="domcontentloaded")
             case "scroll":
                 await page.evaluate(_SCROLL, action.text.lower() == "up")
             case "press":

@@ -15,7 +15,7 @@ from .page_templates import HostMap
 if TYPE_CHECKING:
     from playwright.async_api import Browser, BrowserContext, Dialog, Download, Frame, Page
 
-__all__ = ["WebTab"]
+__all__ = []
 
 _NOWHERE = "http://127.0.0.1:9"
 """A proxy that is not there: requests to hosts of other sites end here."""

@@ -34,6 +34,11 @@ def seed_split(name: str, task: Task) -> tuple[int, str]:
     return seed, _SPLITS[place]
 
 
+def tidy(text: str) -> str:
+    """The text without padding and empty lines, because an empty line separates the parts of an observation."""
+    return "\n".join(" ".join(line.split()) for line in text.split("\n") if line.strip())
+
+
 class World(ABC):
     """A world as a function of its history (`Environment` in nodes/act/episode.py).
 

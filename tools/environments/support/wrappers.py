@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from ....memory.errors import UserError
 from ....memory.records import Candidate, Observation, Task
 
-__all__ = ["WorldToGiveUp", "WorldWithPrior"]
+__all__ = []
 
 GIVE_UP = "give up"
 """The action that ends an episode and costs no points."""
