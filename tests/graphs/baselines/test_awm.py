@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 from acting_agent import ActingAgent as Agent
-from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.store.memory import InMemoryStore
+from killed_runs import play_past_deaths
 
 from learngraph.graphs.baselines import awm
 from learngraph.graphs.baselines.awm import WorkflowMemory
@@ -15,10 +14,8 @@ from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.errors import UserError
-from learngraph.memory.records import Observation, Task, Trajectory
-from learngraph.memory.storage.checkpoints import serializer
+from learngraph.memory.records import Observation, Task
 from learngraph.memory.storage.journal import Journal
-from learngraph.memory.storage.record_store import RecordStore
 
 
 class Door:
@@ -137,21 +134,17 @@ def test_an_unknown_success_is_asked_for() -> None:
 
 
 def test_a_run_that_was_killed_while_writing_goes_on_as_if_it_had_not() -> None:
-    def scores(fails_at: int) -> tuple[list[str], Any]:
+    def played(fails_at: int) -> tuple[list[str], Any]:
         agent = Agent(act=lambda asked: "say friend", write=lambda n: "Workflow:\n1. say friend", fails_at=fails_at)
-        records, saver, journal = RecordStore(InMemoryStore(), ("t",), Trajectory), InMemorySaver(serde=serializer()), Journal()
-        plan: Any = {"task": TASK, "run": "r", "episode": 0, "episodes": 3}
-        out: Any = None
-        while out is None:  # each time with a memory that is read anew
-            inputs = MethodInputs.with_chat_model(Door(), journal, agent, records=records)
-            graph = run.build(awm.build(inputs, WorkflowMemory(variant="rewrite")), checkpointer=saver)
-            try:
-                out = graph.invoke(plan, {"configurable": {"thread_id": "1"}})
-            except RuntimeError:
-                plan = None
-        return [workflows(prompt) for prompt in agent.acted], out["scores"]
 
-    assert scores(fails_at=1) == scores(fails_at=-1)
+        def make(journal: Journal, records: Any) -> Any:
+            inputs = MethodInputs.with_chat_model(Door(), journal, agent, records=records)
+            return awm.build(inputs, WorkflowMemory(variant="rewrite"))
+
+        scores = play_past_deaths(make, TASK, 3)["scores"]
+        return [workflows(prompt) for prompt in agent.acted], scores
+
+    assert played(fails_at=1) == played(fails_at=-1)
 
 
 @pytest.mark.slow

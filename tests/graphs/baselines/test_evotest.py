@@ -14,8 +14,7 @@ from acting_agent import ActingAgent as Agent
 from hypothesis import given
 from hypothesis import strategies as st
 from in_process import play_in_process
-from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.store.memory import InMemoryStore
+from killed_runs import play_past_deaths
 from openai_server import OpenAIServer
 
 from learngraph.graphs.baselines import evotest
@@ -27,9 +26,7 @@ from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation, Task, Trajectory, Transition
-from learngraph.memory.storage.checkpoints import serializer
 from learngraph.memory.storage.journal import Journal
-from learngraph.memory.storage.record_store import RecordStore
 from learngraph.nodes.update.configuration import Configuration, _EarnedRewards, read_tree, select_configuration
 from learngraph.tools.agent_tools.interpreter import Interpreter, InterpreterError, run_alone
 from learngraph.tools.environments.keyword_keep import KeywordKeep
@@ -361,17 +358,12 @@ def test_the_command_line_says_what_to_do_without_a_sandbox(monkeypatch: pytest.
 def test_a_run_that_was_killed_while_evolving_goes_on_as_if_it_had_not() -> None:
     def played(fails_at: int) -> tuple[list[str], Any]:
         agent = Agent(act=lambda asked: "knock", write=lambda n: child("plan"), fails_at=fails_at)
-        records, saver, journal = RecordStore(InMemoryStore(), ("t",), Trajectory), InMemorySaver(serde=serializer()), Journal()
-        plan: Any = {"task": TASK, "run": "r", "episode": 0, "episodes": 3}
-        out: Any = None
-        while out is None:  # each time with a memory that is read anew
-            inputs = MethodInputs.with_chat_model(Door(), journal, agent, records=records)
-            graph = run.build(evotest.build(inputs), checkpointer=saver)
-            try:
-                out = graph.invoke(plan, {"configurable": {"thread_id": "1"}})
-            except RuntimeError:
-                plan = None
-        return guides(agent), out["scores"]
+
+        def make(journal: Journal, records: Any) -> Any:
+            return evotest.build(MethodInputs.with_chat_model(Door(), journal, agent, records=records))
+
+        scores = play_past_deaths(make, TASK, 3)["scores"]
+        return guides(agent), scores
 
     assert played(fails_at=1) == played(fails_at=-1)
 

@@ -4,7 +4,7 @@ import random
 import re
 from typing import Any
 
-from langgraph.checkpoint.memory import InMemorySaver
+from killed_runs import play_past_deaths
 from langgraph.store.memory import InMemoryStore
 from scripted_chat import ScriptedChat
 
@@ -14,7 +14,6 @@ from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.inputs import MethodInputs, Prompting
 from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.records import Candidate, Trajectory
-from learngraph.memory.storage.checkpoints import serializer
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.record_store import RecordStore
 from learngraph.nodes.act.policies import PromptView
@@ -105,18 +104,14 @@ def test_a_model_that_chats_sees_the_attempts_with_rewards_and_ends() -> None:
 
 def test_a_run_that_was_killed_goes_on_with_the_same_numbers() -> None:
     expected = play(Player(), 4)["scores"]
-    store, saver = RecordStore(InMemoryStore(), ("t",), Trajectory), InMemorySaver(serde=serializer())
-    journal, player, config = Journal(), Player(dies_at=(2, 3)), {"configurable": {"thread_id": "1"}}
-    plan: Any = {"task": TASK, "run": "r", "episode": 0, "episodes": 4}
-    for _ in range(2):  # the second time in a new process: the memory is read from its store
-        graph = merge_steps(
-            memory.build(MethodInputs(TOY, journal, player, records=store, prompting=Prompting(count_tokens=count)))
-        )
-        try:
-            out = run.build(graph, checkpointer=saver).invoke(plan, config)
-        except RuntimeError:
-            plan = None
-    assert out["scores"] == expected
+    player = Player(dies_at=(2, 3))
+
+    def make(journal: Journal, records: Any) -> Any:
+        room = Prompting(count_tokens=count)
+        return merge_steps(memory.build(MethodInputs(TOY, journal, player, records=records, prompting=room)))
+
+    assert play_past_deaths(make, TASK, 4)["scores"] == expected
+    assert player.dies_at == (-1, -1)  # it died
 
 
 def test_it_remembers_the_run_that_it_is_in_and_no_other() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from killed_runs import Emptied
 from langchain_core.messages import AIMessage, BaseMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
@@ -413,14 +414,6 @@ def test_a_weighed_lesson_says_how_many_conversations_it_was_drawn_from() -> Non
         "- write long (from 3 conversations)",
     ]
     assert "conversations" not in lessons_text(library, ids, 999, len), "the papers' prompts stay"
-
-
-class Emptied(dict[Any, str]):
-    """What another thread empties as soon as something was put in."""
-
-    def __setitem__(self, key: Any, value: str) -> None:
-        super().__setitem__(key, value)
-        self.clear()
 
 
 def test_threads_may_share_the_lessons_that_are_shown() -> None:

@@ -10,6 +10,7 @@ import pytest
 from drawer import Drawer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from killed_runs import Emptied
 from langgraph.checkpoint.memory import InMemorySaver
 
 from learngraph.graphs.baselines import react, synapse
@@ -185,14 +186,6 @@ def test_exemplars_are_cut_after_whole_steps_best_first() -> None:
     assert told(len(one + two) + own) == f"{one}{two}Attempt 3:\n"
     assert told(len(one) + own - 1) == f"{short}Attempt 2:\n"
     assert told(30) == ""
-
-
-class Emptied(dict[Any, str]):
-    """What another thread empties as soon as something was put in."""
-
-    def __setitem__(self, key: Any, value: str) -> None:
-        super().__setitem__(key, value)
-        self.clear()
 
 
 def test_threads_may_share_the_exemplars() -> None:
