@@ -13,14 +13,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 83_040, "tests": 68_580}
+LINES: Mapping[str, int] = {"source": 83_040, "tests": 68_380}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_184,
     "graphs/agents": 7_230,
     "graphs/baselines": 1_727,
     "graphs/cli": 2_941,
-    "graphs/experiments": 7_774,
+    "graphs/experiments": 7_752,
     "graphs/presets": 127,
     "graphs/serving": 2_200,
     "graphs/studio": 1_990,
@@ -42,7 +42,7 @@ ROOMS: Mapping[str, int] = {
     "nodes/synthesize": 1_339,
     "nodes/update": 2_094,
     "tools/agent_tools": 1_420,
-    "tools/environments": 9_030,
+    "tools/environments": 9_013,
     "tools/local": 3_670,
     "tools/models": 986,
     "tools/notebook": 1_190,
@@ -54,7 +54,7 @@ ROOMS: Mapping[str, int] = {
 """Most lines of each room; the files at the top of a folder are a room, too."""
 ARROWS_UP = 2
 """Most imports that run back up among the rooms of the four folders: those that would have to go for the rooms to lie on floors."""
-PUBLIC_NAMES = 1_292
+PUBLIC_NAMES = 1_265
 """Most names that files show to others: those in `__all__`, or without that list, all that do not begin with `_`."""
 FILE, GRAPH_FILE, FUNCTION = 700, 400, 60
 """Most lines of a file, of a file in graphs/, and of a function."""
