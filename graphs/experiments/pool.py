@@ -23,6 +23,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from ...memory.errors import UserError
+from ...tools.training.ray_cluster import connect
 
 __all__ = ["is_ray"]
 
@@ -247,25 +248,14 @@ def _run_on_ray(
         count: number of cores, where the cluster is started here.
         tick: called a few times a second.
     """
-    try:
-        import ray
-        from ray.exceptions import RayTaskError, WorkerCrashedError
-    except ImportError as error:
-        raise UserError(f"--engine {engine} needs a package ({error}): pip install 'learngraph[ray]'") from error
-    address = engine if engine.startswith("ray://") else os.environ.get("RAY_ADDRESS")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's own advice against a warning about accelerators
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 starves the runs where anything else is at work
-    local: dict[str, Any] = {} if address else {"num_cpus": count, "include_dashboard": False}
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
-    except (ConnectionError, RuntimeError) as error:
-        raise UserError(f"--engine {engine}: no Ray cluster answers ({error}); start one with 'ray start --head'") from error
+    ray = connect(f"--engine {engine}", engine, count)
     variables = {name: os.environ[name] for name in SHARED_VARIABLES if name in os.environ}
     task = ray.remote(num_cpus=1, max_retries=TRIES)(_play_in_folder)
     try:
         numbers = {task.remote(part, play_part, os.getcwd(), variables).future(): n for n, part in enumerate(parts)}
-        found, left = _collect_results(numbers, WorkerCrashedError, tick)
-    except RayTaskError as error:
+        found, left = _collect_results(numbers, ray.exceptions.WorkerCrashedError, tick)
+    except ray.exceptions.RayTaskError as error:
         raise error.cause from None
     finally:
         ray.shutdown()  # ends the tasks that still run, and the cluster if it was started here

@@ -1,10 +1,13 @@
-"""Processes of a local Ray cluster, to be killed."""
+"""Processes of a local Ray cluster that are killed."""
 
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
-from waiting import wait_until
+from learngraph.memory.records import Minibatch
+from learngraph.tools.training import ray_learner
+from learngraph.tools.training.learner_worker import WorkerLearner
 
 
 def ray_processes(above: int, name: str) -> list[int]:
@@ -26,17 +29,45 @@ def ray_processes(above: int, name: str) -> list[int]:
     return [process for process, title in titles.items() if title.startswith(f"ray::{name}") and descends(process)]
 
 
-def kill_actor(above: int, seconds: float = 120.0) -> int:
-    """`kill -9` the learner's actor below a process as soon as it works on a call; returns its process id."""
-    killed = list[int]()
+def die_in_a_step(learner: WorkerLearner, mark: Path) -> None:
+    """Have the learner's actor end by SIGKILL in its next step: all is computed, and nothing is answered yet.
 
-    def is_killed() -> bool:
-        for process in ray_processes(above, "_LearnerActor"):
-            if ".call" in Path(f"/proc/{process}/cmdline").read_text():
-                os.kill(process, signal.SIGKILL)
-                killed.append(process)
-                return True
-        return False
+    A kill from outside that waits to see the step under way may come too late, as a step takes milliseconds.
 
-    wait_until(is_killed, seconds)
-    return killed[0]
+    Args:
+        mark: a file that is made when the actor dies.
+    """
+    call = learner._call
+
+    def call_once(name: str, *arguments: Any) -> Any:
+        if name != "step":
+            return call(name, *arguments)
+        learner._call = call  # type: ignore[method-assign]
+        place, batch, *rest = arguments
+        return call(name, place, DeadlyBatch(batch, mark), *rest)
+
+    learner._call = call_once  # type: ignore[method-assign]
+
+
+class DeadlyBatch:
+    """A minibatch on its way to an actor, which dies of it once."""
+
+    def __init__(self, batch: Minibatch, mark: Path) -> None:
+        self.batch, self.mark = batch, mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpack, (self.batch, self.mark)
+
+
+def _unpack(batch: Minibatch, mark: Path) -> DeadlyBatch | Minibatch:
+    """The minibatch, in the actor; on the way there, what stands for it."""
+    if not Path("/proc/self/cmdline").read_text().startswith("ray::_LearnerActor"):
+        return DeadlyBatch(batch, mark)
+
+    def die(_: Path) -> Any:
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if not mark.exists():
+        ray_learner._read_files = die  # it reads the new version's files, for its answer
+    return batch

@@ -105,7 +105,6 @@ class UrnLearner:
         self.versions, self.rate, self.poison = versions, rate, poison
         self.seen: list[tuple[str, tuple[str, ...], str]] = []
         self.fails: list[Exception] = []
-        self.flip = 1.0
         self.heeds_limits = True
         """Whether a step stays within the correction's limit on KL."""
         self.wreck: list[float] | None = None
@@ -139,7 +138,7 @@ class UrnLearner:
         p = [math.exp(logp) for logp in log_softmax(logits)]
         for e, reward in zip(kept, rewards, strict=True):
             for word in range(END):
-                move = self.flip * self.rate * correction.scale * reward / len(kept)
+                move = self.rate * correction.scale * reward / len(kept)
                 logits[word] += move * ((word == e.reply.token_ids[0]) - p[word])
         shrink = 1.0
         while self.heeds_limits and kl_to_base([z * shrink for z in logits]) > correction.max_kl:

@@ -13,7 +13,6 @@ Every node needs this package, with the extras `[ray,train]` and the model's wei
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import tempfile
@@ -23,10 +22,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...memory.errors import UserError
 from ...memory.records import Correction, Exchange, Measured, Minibatch, Update
 from ...memory.telemetry import span, take_over_trace, traceparent
 from .calls import Answer, ClusterLost, LearnerModel, LearnerSettings, answer_of, result_of, scratch_folder
+from .ray_cluster import connect
 
 if TYPE_CHECKING:
     from .learner import LoRATrainer
@@ -53,7 +52,7 @@ class RayTrainer:
     """
 
     def __init__(self, model: LearnerModel, settings: LearnerSettings, address: str) -> None:
-        self._ray = _connect(address, model.threads)
+        self._ray = connect(f"--learner {address}", address, model.threads)
         actor = self._ray.remote(
             num_cpus=model.threads, num_gpus=int(model.device != "cpu"), max_restarts=-1, max_task_retries=MAX_RETRIES
         )(_LearnerActor)
@@ -98,21 +97,6 @@ class RayTrainer:
             if len(self._stored) > MAX_COPIES:
                 self._stored.popitem(last=False)
         return self._stored[folder]
-
-
-def _connect(address: str, threads: int) -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise UserError(f"--learner {address} needs a package ({error}): pip install 'learngraph[ray]'") from error
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's own advice against a warning about accelerators
-    cluster = address if address.startswith("ray://") else os.environ.get("RAY_ADDRESS")
-    own: dict[str, Any] = {} if cluster else {"num_cpus": threads, "include_dashboard": False}
-    try:
-        ray.init(address=cluster, log_to_driver=False, logging_level=logging.ERROR, **own)
-    except (ConnectionError, RuntimeError) as error:
-        raise UserError(f"--learner {address}: no Ray cluster answers ({error}); start one with 'ray start --head'") from error
-    return ray
 
 
 def _read_files(folder: Path) -> Files:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,10 +18,11 @@ from learngraph.memory.claas.settings import LoRA, PolicyGradient, StalenessCorr
 from learngraph.memory.records import ChatCall, ChatRequest, Exchange, Feedback, Sampling
 from learngraph.tools.local.fingerprint import fingerprint
 from learngraph.tools.models.models import open_model
+from learngraph.tools.training.learner_worker import WorkerLearner
 
 pytest.importorskip("fastapi")
 import vllm_server
-from ray_actors import kill_actor
+from ray_actors import die_in_a_step
 
 pytestmark = pytest.mark.long  # Ray starts two actors, each with a torch of its own
 REINFORCE = changed(
@@ -57,10 +56,12 @@ async def test_vllm_answers_and_a_learner_on_ray_is_killed_and_learns_on(vllm: A
     pytest.importorskip("ray")
     asked = options(vllm, tmp_path, weights="pocket", learner="ray")
     async with build_service(asked, REINFORCE) as service:
+        assert isinstance(service.learner, WorkerLearner)
+        die_in_a_step(service.learner, tmp_path / "died")
         for n in range(16):
             await turn(service, n)
             await service.feedback("acme", f"r{n}", Feedback(1.0 if n % 2 else -1.0))
-        await asyncio.to_thread(kill_actor, os.getpid())
+        await until((tmp_path / "died").exists)
         assert (await turn(service, 50)).reply.token_ids  # it answers on
         await until(lambda: "@000002" in service.versions("acme").current)
         updates = service.replay.updates("acme", "default", 5)

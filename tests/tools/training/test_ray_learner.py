@@ -1,13 +1,12 @@
 """The learner as an actor of a Ray cluster: the same bytes, errors as they were raised, and `kill -9` of the actor's process."""
 
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from minibatches import StoredVersions, minibatch
-from ray_actors import kill_actor
+from ray_actors import die_in_a_step
 
 from learngraph.memory.claas.settings import LoRA, Objective
 from learngraph.memory.errors import UserError, machine_error
@@ -43,12 +42,10 @@ def test_killed_in_mid_step_it_makes_the_same_bytes_as_the_learner_in_this_proce
         for one, line in zip((here, learner), labels, strict=True):
             batch = minibatch(pocket, here.base, step, line[-1], size=8)
             correction = one.correct(batch)
-            killer = threading.Thread(target=kill_actor, args=[learner.process_id])
             if step == 2 and one is learner:
-                killer.start()
+                die_in_a_step(learner, tmp_path / "died")
             line.append(one.step(batch, correction).version)
-            if killer.ident is not None:
-                killer.join()
+    assert (tmp_path / "died").exists()
     assert labels[0] == labels[1]
     assert learner.restarts == 0  # Ray started the actor again, not we the driver
     texts = minibatch(pocket, here.base).exchanges
