@@ -49,7 +49,7 @@ ROOMS: Mapping[str, int] = {
     "tools/pocket": 341,
     "tools/serving": 3_470,
     "tools/traces": 750,
-    "tools/training": 3_700,
+    "tools/training": 3_760,
 }
 """Most lines of each room; the files at the top of a folder are a room, too."""
 ARROWS_UP = 2

@@ -61,7 +61,7 @@ def _why(cluster: str, error: Exception) -> str:
 
 
 def _asks_for_token(cluster: str) -> bool:
-    """Whether a cluster answers, and refuses who has no token. Ray itself only says that nothing answered in time."""
+    """True if a cluster answers, and refuses who has no token. Ray itself only says that nothing answered in time."""
     import grpc  # type: ignore[import-untyped]
 
     with grpc.insecure_channel(cluster.removeprefix("ray://")) as channel:
