@@ -47,7 +47,7 @@ from ..nodes.arguments import Amount, ArgumentCheck, Count, Range, Share
 from ..nodes.retrieve.attempts import Push, ReadOnlyMemory
 from ..nodes.retrieve.recollect import Excerpts, PrecedentsPart, Recollect
 from ..nodes.retrieve.triggers import CheckTriggers, Trigger, route_memory_request
-from ..nodes.state import DraftChannels, PrecedentChannels, StrategyChannels
+from ..nodes.state import AttemptState, DraftChannels, PrecedentChannels, StrategyChannels
 from ..nodes.synthesize.strategy import (
     MOST_WORDS,
     RecallStrategy,
@@ -72,7 +72,7 @@ from .wiring.banks import (
     require_success_threshold,
     success_predicate,
 )
-from .wiring.episode import AttemptState, episode_graph
+from .wiring.episode import episode_graph
 from .wiring.flow import Graph, Node, Router, parse_flow
 from .wiring.inputs import NOT_GIVEN, SHARED, MethodInputs, given_settings
 

@@ -59,9 +59,9 @@ from ..nodes.act.policies import OptionsView, PromptView
 from ..nodes.arguments import Amount, ArgumentCheck, Count, Range, Share
 from ..nodes.retrieve.context import ContextPart, WorldWithContext
 from ..nodes.retrieve.recall import Recall, Remember
-from ..nodes.state import AdviceChannels, LogitUpdateChannels, RecallChannels
+from ..nodes.state import AdviceChannels, AttemptState, LogitUpdateChannels, RecallChannels
 from .presets import jitrl as presets
-from .wiring.episode import AttemptState, episode_graph
+from .wiring.episode import episode_graph
 from .wiring.flow import Graph, Node
 from .wiring.inputs import NOT_GIVEN, SHARED, MethodInputs, check_task_scope, given_settings
 from .wiring.state_keys import WRITTEN_KEYS, check_needs, history_similarity, make_judge, make_trace_node

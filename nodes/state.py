@@ -39,6 +39,7 @@ from ..memory.records import (
 __all__ = [
     "AdviceChannels",
     "AttemptInput",
+    "AttemptState",
     "CandidateChannels",
     "ChatInput",
     "ChatState",
@@ -290,6 +291,10 @@ class RewardChannels(StepRewards):
 
     unjudged: str
     """Reason why rewards are missing; empty if none is."""
+
+
+class AttemptState(AttemptInput, EpisodeChannels, PromptChannels, PlanChannels, ChoiceChannels, RewardChannels, NoteChannels):
+    """The channels of an attempt; a method with channels of its own adds them."""
 
 
 class EpisodeResult(TypedDict):

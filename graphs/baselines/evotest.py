@@ -21,6 +21,7 @@ from typing import Annotated, Any
 
 from ...nodes.act.episode import Act
 from ...nodes.arguments import Amount, Range
+from ...nodes.state import AttemptState
 from ...nodes.update.configuration import (
     MAX_EXAMPLES,
     CheckRoutine,
@@ -34,7 +35,7 @@ from ...nodes.update.configuration import (
     SelectConfiguration,
     evolve_configuration,
 )
-from ..wiring.episode import AttemptState, SharedAttemptSettings, attempt_nodes, episode_graph
+from ..wiring.episode import SharedAttemptSettings, attempt_nodes, episode_graph
 from ..wiring.flow import Graph, Node
 from ..wiring.inputs import NOT_GIVEN, SHARED, MethodInputs, given_settings
 

@@ -12,8 +12,8 @@ from ...memory.lessons.versions import LibraryVersions
 from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin
 from ...nodes.extract.rollouts import LibraryPart, RolloutInput
-from ...nodes.state import LibraryChannels
-from ..wiring.episode import AttemptState, episode_graph
+from ...nodes.state import AttemptState, LibraryChannels
+from ..wiring.episode import episode_graph
 from ..wiring.flow import Graph, Node
 from ..wiring.inputs import NOT_GIVEN, THINK_THEN_ACT, MethodInputs, given_settings
 from ..wiring.learning_run import ComparisonSettings, RolloutGraphs

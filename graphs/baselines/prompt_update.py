@@ -28,9 +28,9 @@ from ...nodes.retrieve.advantages import AdvantagesPart
 from ...nodes.retrieve.attempts import PromptPart
 from ...nodes.retrieve.context import ContextPart, WorldWithContext
 from ...nodes.retrieve.recall import Remember
-from ...nodes.state import AdviceChannels, RecallChannels
+from ...nodes.state import AdviceChannels, AttemptState, RecallChannels
 from ..jitrl import VARIANT_NODES, AdvantageSettings, JitRL, open_memory
-from ..wiring.episode import AttemptState, episode_graph, episode_nodes
+from ..wiring.episode import episode_graph, episode_nodes
 from ..wiring.flow import Graph, Node
 from ..wiring.inputs import NOT_GIVEN, MethodInputs, given_settings
 from ..wiring.state_keys import check_needs, make_judge, make_trace_node

@@ -30,6 +30,7 @@ from ...memory.storage.trajectory_store import TrajectoryStore
 from ...nodes.arguments import Count
 from ...nodes.retrieve.attempt_sheet import AttemptOutcome, AttemptSheet
 from ...nodes.retrieve.attempts import Layout, Push
+from ...nodes.state import AttemptState
 from ...nodes.synthesize.reasoning_bank import (
     AddLessons,
     Consult,
@@ -46,7 +47,7 @@ from ...nodes.synthesize.reasoning_bank import (
     verdict,
 )
 from ..wiring.banks import bank_success_threshold, bank_trajectories, require_success_threshold
-from ..wiring.episode import AttemptState, MemorySettings, episode_graph, episode_nodes
+from ..wiring.episode import MemorySettings, episode_graph, episode_nodes
 from ..wiring.flow import Graph, Node, Router
 from ..wiring.inputs import NOT_GIVEN, SHARED, THINK_THEN_ACT, MethodInputs, given_settings
 

@@ -20,9 +20,9 @@ from ...nodes.arguments import Count
 from ...nodes.retrieve.attempts import Push, ReadOnlyMemory
 from ...nodes.retrieve.recollect import Recollect
 from ...nodes.retrieve.synapse import Exemplars, ExemplarsPart
-from ...nodes.state import PrecedentChannels
+from ...nodes.state import AttemptState, PrecedentChannels
 from ..wiring.banks import bank_trajectories, require_success_threshold, success_predicate
-from ..wiring.episode import AttemptState, MemorySettings, episode_graph, episode_nodes
+from ..wiring.episode import MemorySettings, episode_graph, episode_nodes
 from ..wiring.flow import Graph, Node
 from ..wiring.inputs import NOT_GIVEN, SHARED, THINK_THEN_ACT, MethodInputs, given_settings
 

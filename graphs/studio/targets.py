@@ -15,12 +15,11 @@ from langgraph.graph import StateGraph
 
 from ...memory.errors import UserError, did_you_mean
 from ...memory.storage.checkpoints import serializer
-from ...nodes.state import AttemptInput, EpisodeResult
+from ...nodes.state import AttemptInput, AttemptState, EpisodeResult
 from ...tools.notebook.walk import Walk, start
 from ..arms import SERVED_GRAPHS, blueprint, find_user_object, load_graph, method_settings
 from ..experiments.options import RunOptions
 from ..experiments.run_inputs import make_method_inputs, method_resources
-from ..wiring.episode import AttemptState
 from ..wiring.flow import FlowError, compile_graph, to_mermaid, wire
 from .drawing import Drawing
 from .forms import input_form
@@ -36,7 +35,7 @@ FIRST = """flowchart LR
   Act -->|over| END
 """
 BASE = """from langgraph.graph import StateGraph
-from learngraph.graphs.wiring.episode import AttemptState
+from learngraph.nodes.state import AttemptState
 from learngraph.graphs.wiring.flow import compile_graph
 from learngraph.nodes.state import AttemptInput, EpisodeResult
 {}

@@ -18,11 +18,11 @@ from types import UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from langchain_core.runnables import Runnable
-from langgraph.graph import END, START
+from langgraph.graph import END, START, StateGraph
 from langgraph.graph._node import StateNodeSpec
 from langgraph.types import Command, Send
 
-from ...memory.errors import did_you_mean
+from ...memory.errors import did_you_mean, type_of
 from .mermaid import Edge, FlowError, shown_label
 from .node_errors import wrong_arguments, wrong_parts
 
@@ -230,6 +230,8 @@ def _kinds(wiring: Wiring) -> list[Finding]:
     for name, node in wiring.nodes.items():
         if isinstance(node, type):
             said = f"is the class {node.__name__}, and a node is an object of it: write {node.__name__}(...)"
+        elif isinstance(node, StateGraph):
+            said = f"is {type_of(node)}, and a node is a compiled graph: call its compile() first"
         elif not callable(node) and not isinstance(node, Runnable | StateNodeSpec):
             said = f"is {node!r:.40}, and a node is a function of the state, an object that is called, or a Runnable"
         else:

@@ -7,7 +7,7 @@ whole state says nothing, and where the graph's input is not told apart from its
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
@@ -19,6 +19,7 @@ from langgraph.graph.state import CompiledStateGraph
 from ...memory.errors import did_you_mean
 from ...memory.graph_input import are_alike, classes_of, type_name
 from ...nodes.channels import NodeChannels, node_channels, node_schemas, schema_channels, type_hints
+from ...nodes.state import AttemptState
 from .arrows import Finding, Wiring, closure
 
 __all__ = []
@@ -121,11 +122,29 @@ def _unread(wiring: Wiring, builder: Builder, known: Mapping[str, NodeChannels])
         if not given.union(*(known[other].reads for other in known.keys() - clearing - {name})).isdisjoint(prompted):
             prompted = []
         if said := misspelt or (lost if lost == plain and not one.is_open else prompted):
+            if outside := [channel for channel in said if channel not in state and channel in read and not misspelt]:
+                return [_wrong_state(builder, name, outside, known)]
             words = " and ".join(f"`{channel}`" for channel in said)
             fault = "is no channel of the state" if misspelt else "no other node reads" if prompted else "no node reads"
             hint = next(filter(None, map(hints.get, said)), "; lend the node that proposes with it, too" if prompted else "")
             found.append(Finding(wiring.lines.get(name, 0), f"'{name}' writes {words}, which {fault}{hint}"))
     return found
+
+
+def _wrong_state(builder: Builder, name: str, outside: Sequence[str], known: Mapping[str, NodeChannels]) -> Finding:
+    """A sentence about a state that lacks what a node writes and nodes read, and the state that has it."""
+
+    lacking = set[str]().union(*(one.reads | one.writes for one in known.values())) - builder.channels.keys()
+    state, of_episode = builder.state_schema, type_hints(AttemptState).keys()
+    remedy = "add them to it"
+    if not lacking - of_episode:
+        is_part = builder.schemas[state].keys() <= of_episode
+        made = (
+            "StateGraph(learngraph.AttemptState, ...)" if is_part else f"class Mine({state.__name__}, learngraph.AttemptState)"
+        )
+        remedy = f"{made} has them"
+    words = " and ".join(f"`{channel}`" for channel in outside)
+    return Finding(0, f"the state {state.__name__} has no {words}, which '{name}' writes and a node reads; {remedy}")
 
 
 def is_misspelt(channel: str, lent: Iterable[Any], own: Mapping[str, Any]) -> bool:

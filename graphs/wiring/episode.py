@@ -17,19 +17,13 @@ from ...nodes.arguments import Amount, ArgumentCheck, Count, Range
 from ...nodes.retrieve.attempts import Compose, Layout, Push
 from ...nodes.state import (
     AttemptInput,
-    ChoiceChannels,
-    EpisodeChannels,
+    AttemptState,
     EpisodeResult,
-    NoteChannels,
-    PlanChannels,
-    PromptChannels,
-    RewardChannels,
 )
 from .flow import Graph, Node, Router, compile_graph, wire
 from .inputs import PAPER_OF_ICRL, SHARED, MethodInputs, check_task_scope
 
 __all__ = [
-    "AttemptState",
     "ChoiceSettings",
     "MemorySettings",
     "SharedAttemptSettings",
@@ -39,10 +33,6 @@ __all__ = [
     "episode_graph",
     "episode_nodes",
 ]
-
-
-class AttemptState(AttemptInput, EpisodeChannels, PromptChannels, PlanChannels, ChoiceChannels, RewardChannels, NoteChannels):
-    """The channels of an attempt; a method with channels of its own adds them."""
 
 
 @dataclass(frozen=True)

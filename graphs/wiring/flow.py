@@ -26,6 +26,7 @@ from typing_extensions import TypedDict, is_typeddict
 
 from ...memory.errors import UserError, did_you_mean, type_of
 from ...memory.graph_input import InputError, check_names, explain_error
+from ...memory.storage.checkpoints import allow_records
 from ...nodes.channels import node_schemas
 from .arrows import (
     ENDS,
@@ -67,6 +68,8 @@ __all__ = [
 ]
 
 Builder = StateGraph[Any, Any, Any, Any]
+KEPT = ("checkpointer", "cache", "store", "debug", "name")
+"""What an edited drawing keeps of its graph, beside pauses."""
 
 
 def wire(
@@ -265,6 +268,7 @@ class DrawnBuilder(Builder):
 
     def compile(self, *args: Any, **options: Any) -> Graph:
         """The graph; arguments as for `StateGraph.compile`."""
+        allow_records()
         compiled = super().compile(*args, **options)
         inputs = {name: value for name, value in vars(compiled).items() if name != "__orig_class__"}  # as `Pregel.copy` does
         return DrawnGraph(**inputs).with_config(recursion_limit=1_000_000)
@@ -330,6 +334,12 @@ def rewire(
         FlowError: the drawing does not fit the nodes.
     """
     wiring = _redrawn_wiring(builder_behind(graph), flow, replaced, routers or {}, fan_outs or {})
+    for name in replaced.keys() - wiring.lines:
+        if name in KEPT:
+            raise FlowError(
+                f"'{name}' is no node of the drawing: rewire keeps that of the graph; another one goes into a copy, "
+                f"rewire(graph, flow).copy({{'{name}': ...}})"
+            )
     builder = _bare(graph.builder, replaced)
     return recompile(graph, _checked(wiring, builder, graph.builder), builder)
 
@@ -337,8 +347,7 @@ def rewire(
 def recompile(graph: Graph, wiring: Wiring, builder: Builder | None = None) -> Graph:
     """The graph of another wiring, with the schemas (or those of an empty builder), policies and checkpointer of `graph`."""
     builder = _assemble(builder or _bare(graph.builder), wiring)
-    names = ("checkpointer", "cache", "store", "debug", "name")
-    options = {name: getattr(graph, name) for name in names}
+    options = {name: getattr(graph, name) for name in KEPT}
     for when in ("interrupt_before", "interrupt_after"):
         pauses = getattr(graph, f"{when}_nodes")
         options[when] = pauses if isinstance(pauses, str) else [name for name in pauses if name in builder.nodes]

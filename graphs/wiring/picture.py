@@ -24,9 +24,10 @@ from inspect import getclosurevars, isfunction
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
+from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ...memory.errors import UserError
+from ...memory.errors import UserError, type_of
 from .drawn import Graph, drawn_edges, to_mermaid
 
 __all__ = ["NotebookDrawing", "Picture", "describe_node", "has_graphviz", "held_objects", "picture", "save"]
@@ -117,7 +118,8 @@ def picture(graph: Graph | Position, direction: Literal["LR", "TD"] = "LR") -> P
     if isinstance(graph, CompiledStateGraph):
         return Picture(graph, direction)
     if not hasattr(graph, "here"):
-        raise UserError(f"picture takes a graph that build has made, or a walk; got {graph!r:.60}")
+        remedy = "; call its compile() first" if isinstance(graph, StateGraph) else ""
+        raise UserError(f"picture takes a graph that build has made, or a walk; got {type_of(graph)}{remedy}")
     return Picture(graph.here, direction, graph.next, graph.passes())
 
 

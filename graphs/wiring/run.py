@@ -11,13 +11,15 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from operator import add
-from typing import Annotated, Any, ClassVar, Literal, NotRequired
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, get_type_hints
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.graph import StateGraph
-from typing_extensions import TypedDict
+from langgraph.graph.state import CompiledStateGraph
+from typing_extensions import TypedDict, is_typeddict
 
 from ...memory.errors import UserError
+from ...memory.graph_input import list_names
 from ...memory.records import Task, Usage
 from ...memory.storage.rows import Rows
 from ...nodes.state import EpisodeResult
@@ -219,7 +221,18 @@ def build(
         commit: the rule for the run's answer; see `CommitAttempt`.
         judge: judges again the attempts that tie.
         compile: as for `StateGraph.compile`.
+
+    Raises:
+        UserError: the graph gives out no result of an episode.
+        FlowError: it is no graph, or is not compiled.
     """
+    if isinstance(episode, CompiledStateGraph):
+        lacking = get_type_hints(EpisodeResult).keys() - episode.builder.schemas[episode.builder.output_schema]
+        if lacking and is_typeddict(episode.builder.output_schema):
+            raise UserError(
+                f"run.build repeats the graph of an episode, and this one gives out no {list_names(sorted(lacking))}: draw it on "
+                "StateGraph(learngraph.AttemptState, input_schema=EpisodeInput, output_schema=EpisodeResult)"
+            )
     builder = StateGraph(RunState, input_schema=RunInput)
     log = log if log is not None else Rows()
     nodes: dict[str, Any] = {"episode": episode, "tally": TallyEpisode(log), "commit": CommitAttempt(commit, log, judge)}

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from .graphs.experiments.explain import explain_step as explain
     from .graphs.experiments.replay import step_from as step_from
     from .graphs.studio.widget import studio_view as studio
+    from .graphs.wiring import run as run
     from .graphs.wiring.flow import check as check
     from .graphs.wiring.flow import rewire as rewire
+    from .graphs.wiring.flow import to_mermaid as to_mermaid
     from .graphs.wiring.flow import wire as wire
     from .graphs.wiring.inputs import MethodInputs as MethodInputs
     from .graphs.wiring.picture import picture as picture
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
     from .memory.storage.chroma_store import ChromaStore as ChromaStore
     from .nodes.act.episode import Environment as Environment
     from .nodes.catalogue import catalogue as catalogue
+    from .nodes.state import AttemptState as AttemptState
+    from .nodes.state import EpisodeInput as EpisodeInput
+    from .nodes.state import EpisodeResult as EpisodeResult
     from .tools.environments.catalogue import open_environment as open_environment
     from .tools.models.models import open_model as open_model
     from .tools.notebook.walk import start as step
@@ -42,8 +47,11 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "AttemptState",
     "ChromaStore",
     "Environment",
+    "EpisodeInput",
+    "EpisodeResult",
     "MethodInputs",
     "UserError",
     "__version__",
@@ -58,17 +66,22 @@ __all__ = [
     "open_model",
     "picture",
     "rewire",
+    "run",
     "serve",
     "step",
     "step_from",
     "studio",
+    "to_mermaid",
     "training_free_grpo",
     "wire",
 ]
 
 _LOADED_ON_USE = {
+    "AttemptState": (".nodes.state", "AttemptState"),
     "ChromaStore": (".memory.storage.chroma_store", "ChromaStore"),
     "Environment": (".nodes.act.episode", "Environment"),
+    "EpisodeInput": (".nodes.state", "EpisodeInput"),
+    "EpisodeResult": (".nodes.state", "EpisodeResult"),
     "MethodInputs": (".graphs.wiring.inputs", "MethodInputs"),
     "UserError": (".memory.errors", "UserError"),
     "adamem": (".graphs.adamem", ""),
@@ -82,10 +95,12 @@ _LOADED_ON_USE = {
     "open_model": (".tools.models.models", "open_model"),
     "picture": (".graphs.wiring.picture", "picture"),
     "rewire": (".graphs.wiring.flow", "rewire"),
+    "run": (".graphs.wiring.run", ""),
     "serve": (".graphs.cli.background_server", "start_server"),
     "step": (".tools.notebook.walk", "start"),
     "step_from": (".graphs.experiments.replay", "step_from"),
     "studio": (".graphs.studio.widget", "studio_view"),
+    "to_mermaid": (".graphs.wiring.flow", "to_mermaid"),
     "training_free_grpo": (".graphs.training_free_grpo", ""),
     "wire": (".graphs.wiring.flow", "wire"),
 }

@@ -31,12 +31,12 @@ from learngraph.graphs.arms import blueprint
 from learngraph.graphs.methods import METHODS
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.episode import AttemptState
 from learngraph.graphs.wiring.flow import DrawnGraph
 from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.memory.lessons.library import Library
 from learngraph.memory.records import Lesson, Task
 from learngraph.memory.storage.journal import Journal
+from learngraph.nodes.state import AttemptState
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 from learngraph.tools.models.models import open_model
 from learngraph.tools.models.random_tools import RandomToolModel

@@ -40,6 +40,7 @@ from ...memory.graph_input import InputError, check_input, list_names
 from ...memory.graph_input import check_names as check_input_names
 from ...memory.storage.branches import Branch
 from ...memory.storage.branching_store import BranchingStore
+from ...memory.storage.checkpoints import allow_records
 from .moments import (
     call_graph,
     checkpoint_id,
@@ -105,6 +106,7 @@ class Walk:
     def __post_init__(self) -> None:
         if not self.graph.checkpointer:
             raise StepperError("a walk needs checkpoints: compile the graph with checkpointer=InMemorySaver()")
+        allow_records()
         if self.graph.store is not None and not isinstance(self.graph.store, BranchingStore):
             self.graph = self.graph.copy({"store": BranchingStore(self.graph.store)})
         self._is_asynchronous = is_asynchronous(self.graph)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast
 
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import StateGraph
+from langgraph.graph import MessagesState, StateGraph
 from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command
 from typing_extensions import TypedDict
@@ -341,6 +341,14 @@ def test_an_input_says_what_it_is_to_be() -> None:
         learngraph.step(graph.compile(checkpointer=InMemorySaver()), {"zebra": 1})
 
 
+def test_a_run_repeats_the_graph_of_an_episode() -> None:
+    answers = wire(builder(), GUESS, {"guess": guess}).compile()
+    with pytest.raises(
+        UserError, match=r"run.build repeats the graph of an episode, and this one gives out no `best`, .*`usage`"
+    ):
+        learngraph.run.build(answers)
+
+
 GUESS = "flowchart LR\n START --> guess --> END"
 CALLS: dict[str, tuple[Any, str]] = {
     "a builder drawn": (lambda graph: to_mermaid(builder()), "a compiled graph is asked for, got a StateGraph; call its compile"),
@@ -348,6 +356,9 @@ CALLS: dict[str, tuple[Any, str]] = {
     "a drawing rewired": (lambda graph: rewire(GUESS, graph), "a compiled graph is asked for, got a str"),
     "a drawing wired": (lambda graph: wire(GUESS, builder(), {}), "wire takes a StateGraph first, and then the drawing; it got a str first"),
     "a number drawn": (lambda graph: rewire(graph, 3), "a drawing is a text, such as to_mermaid(graph) writes, got an int"),
+    "a builder repeated": (lambda graph: learngraph.run.build(cast(Any, builder())), "'episode' is a StateGraph, and a node is a compiled graph: call its compile() first"),
+    "a saver rewired": (lambda graph: rewire(graph, GUESS, checkpointer=cast(Any, InMemorySaver())), "rewire keeps that of the graph; another one goes into a copy"),
+    "nodes of an episode in another state": (lambda graph: wire(StateGraph(MessagesState), "flowchart LR\n START --> begin --> choose --> END", {"begin": Begin(open_environment("toy")), "choose": EpsilonGreedy(0.1)}), "which 'begin' writes and a node reads; class Mine(MessagesState, learngraph.AttemptState) has them"),
     "a list of nodes": (lambda graph: wire(builder(), GUESS, [guess]), "nodes are a dict of name -> node, such as {'guess': guess}, got a list"),
     "a graph checked": (lambda graph: check(graph, GUESS), "check takes the drawing first, and then its nodes or graph; it got a DrawnGraph first"),
 }  # fmt: skip

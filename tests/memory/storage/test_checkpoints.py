@@ -14,12 +14,13 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import END, START, StateGraph
 from typing_extensions import TypedDict
 
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import RECORDS
-from learngraph.memory.storage.checkpoints import open_checkpoints, open_checkpoints_async, serializer
+from learngraph.memory.storage.checkpoints import allow_records, open_checkpoints, open_checkpoints_async, serializer
 
 THREAD: Any = {"configurable": {"thread_id": "1"}}
 
@@ -215,3 +216,13 @@ def test_postgres_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
     with pytest.raises(UserError, match="give a path"), open_checkpoints("mysql://localhost"):
         pass
+
+
+@pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
+def test_a_plain_serializer_of_langgraph_restores_every_record_once_they_are_allowed(kind: type) -> None:
+    allow_records()
+    plain, record = (
+        JsonPlusSerializer(allowed_msgpack_modules=None),
+        example(kind),
+    )  # the strict one, which blocks what it does not know
+    assert plain.loads_typed(plain.dumps_typed(record)) == record
