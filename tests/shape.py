@@ -33,7 +33,7 @@ ROOMS: Mapping[str, int] = {
     "memory/returns": 1_061,
     "memory/search": 1_515,
     "memory/storage": 2_975,
-    "nodes": 2_870,
+    "nodes": 2_875,
     "nodes/act": 1_939,
     "nodes/evaluate": 884,
     "nodes/extract": 2_066,
