@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
+from weakref import WeakSet
 
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.store.base import BaseStore
 
 from ...memory.conversations.reviews import mark_answered
+from ...memory.display import short
 from ...memory.errors import UserError, did_you_mean
 from .scope_values import ROOT, ScopeError, escape_label
 
 __all__ = ["DOMAIN", "AgentIdentity"]
 
+LOG = logging.getLogger(__name__)
 DOMAIN = DEFAULT_NAME = "agent"
 """The name of an agent that has none; and the domain of all conversations, which namespaces keep apart by agent."""
 SAID_BY = "learngraph_agent"
@@ -40,11 +44,13 @@ class AgentIdentity:
 
     def __init__(self, store: BaseStore | str | Path | None, name: str | None) -> None:
         self._opened: BaseStore | None = None
+        self._folder = ""
         self._process = os.getpid()
         if isinstance(store, str | Path):
             from ...memory.storage.open_store import open_agent_store
 
-            store = self._opened = open_agent_store(os.fspath(store))
+            self._folder = os.fspath(store)
+            store = self._opened = open_agent_store(self._folder)
         if store is not None and not isinstance(store, BaseStore):
             entered = hasattr(store, "__enter__") or hasattr(store, "__aenter__")
             remedy = "; enter it first: `with ... as store:`" if entered else ""
@@ -60,6 +66,8 @@ class AgentIdentity:
         self._of_run: str | None = None
         self._answerable: Collection[str] = ()
         self._tools = set[str]()
+        self._told: tuple[str, str] | None = None
+        self._is_doubled = False
         self.listed = dict[str, frozenset[str]]()
         """Name of a tool -> its arguments whose values its schema lists."""
 
@@ -189,6 +197,31 @@ class AgentIdentity:
         self._tools |= names | known
         if item is None or self._tools != known:
             self.store.put((ROOT, DEFAULT_NAME), "tools", {"names": sorted(self._tools)}, index=False)
+
+    def note_instructions(self, node: str, told: str) -> None:
+        """Say once in the log that another agent without a name, a node of a graph with other instructions, works with this memory.
+
+        An app may make the same agent anew, so that this is no error.
+        """
+        if self._given or self._of_run != DEFAULT_NAME or self._told is not None:
+            return
+        self._told = node, told
+        for one in tuple(_UNNAMED):
+            is_same_store = one._store is self._store or (one._folder and one._folder == self._folder)
+            where, before = one._told or self._told
+            if is_same_store and (where != node or not (told.startswith(before) or before.startswith(told))):
+                words = "two agents without a name share one memory: %s (%s) and %s (%s); name each, create_agent(name=...) or name=..."
+                if not one._is_doubled:
+                    LOG.warning(
+                        words, where, short(before, 60) or "no instructions", node, short(told, 60) or "no instructions"
+                    )
+                one._is_doubled = True
+                return
+        _UNNAMED.add(self)
+
+
+_UNNAMED = WeakSet[AgentIdentity]()
+"""The agents without a name that have run in this process."""
 
 
 def _list(names: set[str]) -> str:

@@ -285,6 +285,8 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
                 traced.set(memory_names(place.scope, place.thread))
                 traced.set_texts("gen_ai.memory.query.text", str(request.messages[last_user_message(request.messages)].text))
             self.agent.read_tools(request.tools)
+            told = str(request.system_message.text) if request.system_message else ""
+            self.agent.note_instructions(str((get_config().get("metadata") or {}).get("langgraph_node", "")), told)
             if self.read_tools(request.tools):
                 self._rebuild_indexes()
             if (memory := self._opened(place.scope, place.thread, goes_on=place.step > 0)) is None:

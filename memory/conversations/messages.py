@@ -6,8 +6,8 @@
 
 A tool call is written as `name(argument='value')`, with its arguments in the order of their names and their values as Python
 literals; `read_call` reads it without evaluating anything. A reply in words is written as it is, after `reply: `. Parallel calls
-of one message are steps of their own, one after the other, in the same state; so are a call that a person did not let happen, and
-the call in its place (reviews.py).
+of one message are steps of their own, one after the other, in the same state, the further ones after reading `AT_ONCE`; so are a call
+that a person did not let happen, and the call in its place (reviews.py), which was made after reading the same.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ StateKey = Callable[[Sequence[BaseMessage]], str]
 """The messages that an agent has read -> the text of its state, by which memories compare."""
 REPLY = "reply: "
 """The beginning of an action that is a reply in words."""
+AT_ONCE = "[nothing new: this call was made at once with the one before]"
+"""The text that was read before a further call of one message."""
 
 
 _NAMED_VALUES = {"...": ..., "True": True, "False": False, "None": None}
@@ -139,6 +141,7 @@ def _steps(messages: Sequence[BaseMessage], state_key: StateKey, start: int) -> 
                     yield state, REJECTED + call_text(call), 0.0, read
                 if made is not None:
                     yield state, call_text(made), 0.0, read
+                    read = AT_ONCE
             if not message.tool_calls:
                 yield state, REPLY + _text(message), 0.0, read
         talk.append(message)
@@ -188,9 +191,8 @@ def told_steps(done: Sequence[Transition], id: str = "") -> Iterator[tuple[Trans
     """
     calls: list[str] = []
     for number, step in enumerate(done):
-        before = done[number - 1] if number else None
         read: list[AnyMessage] = []
-        if before is None or step.observation_text != before.observation_text or before.action.startswith(REPLY):
+        if not number or not (step.observation == AT_ONCE or _is_replaced(done, number - 1)):
             read, calls = _messages_read(step.observation_text, calls), []
         if step.action.startswith(REPLY):
             yield step, read, AIMessage(step.action.removeprefix(REPLY))

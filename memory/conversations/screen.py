@@ -22,7 +22,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMe
 
 from ..errors import UserError
 from ..records import Transition
-from .messages import REPLY, StateKey, call_text, steps, text_read, told_steps
+from .messages import AT_ONCE, REPLY, StateKey, call_text, steps, text_read, told_steps
 from .origins import FROM_TOOL, Origins, readable
 from .reviews import REJECTED
 
@@ -137,14 +137,14 @@ class Screen:
         kept = [
             replace(one, action=n.action, observation=n.observation or NOTHING_READ) for one, n in zip(done, told, strict=True)
         ]
-        return tuple(one for one in kept if not one.action.removeprefix(REJECTED).startswith(FROM_TOOL))
+        return tuple(one for one in _learnable_steps(kept) if one is not None)
 
     def retell(
         self, done: Sequence[Transition], listed: Mapping[str, Collection[str]] | None = None
     ) -> tuple[list[Transition | None], list[str]]:
         """Steps that were recorded elsewhere, as they are remembered here, None for one that is not, and what users said in them."""
         origins = Origins(lambda text: self.suspicion(text) is not None, self.trusted_tools, listed or {})
-        kept, asked, observation = list[Transition | None](), list[str](), ""
+        kept, asked, observation = list[Transition](), list[str](), ""
         for step, read, said in told_steps(done):
             asked += [str(message.text) for message in read if isinstance(message, HumanMessage)]
             heard, acted = self.learnable(read), self.learnable([said])
@@ -152,12 +152,14 @@ class Screen:
                 heard, acted = [origins.read(one) for one in heard], [origins.read(one) for one in acted]
             if read:
                 observation = text_read([one for one in heard if str(one.text)])
+            elif step.observation == AT_ONCE:
+                observation = AT_ONCE
             way = next((way for way in (REPLY, REJECTED) if step.action.startswith(way)), "")
             calls = acted[0].tool_calls if acted else []
             action = "" if not acted else call_text(calls[0]) if calls else str(acted[0].text).removeprefix(way)
             told = replace(step, state=self.redact(step.state), action=way + action, observation=observation or NOTHING_READ)
-            kept.append(None if not acted or action.startswith(FROM_TOOL) else told)
-        return kept, asked
+            kept.append(told if acted else replace(told, action=FROM_TOOL))
+        return _learnable_steps(kept), asked
 
     def learnable(self, messages: Sequence[BaseMessage]) -> list[Any]:
         """The messages that may be learned from, with their secrets blackened."""
@@ -193,6 +195,18 @@ class Screen:
         if isinstance(value, dict):
             return {name: self._values(one) for name, one in value.items()}
         return [self._values(one) for one in value] if isinstance(value, list) else value
+
+
+def _learnable_steps(done: Sequence[Transition]) -> list[Transition | None]:
+    """The steps, None in the place of a call that a tool's order explains: what it had read, the next call of its message has."""
+    kept, read = list[Transition | None](), ""
+    for step in done:
+        if read and step.observation == AT_ONCE:
+            step = replace(step, observation=read)
+        is_kept = not step.action.removeprefix(REJECTED).startswith(FROM_TOOL)
+        read = "" if is_kept or step.observation == AT_ONCE else step.observation
+        kept.append(step if is_kept else None)
+    return kept
 
 
 @lru_cache(maxsize=8_192)

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from learngraph.graphs.agents.icrl import ICRLMiddleware
 from learngraph.graphs.agents.scope_values import AgentScope, ScopeError, scope_of
+from learngraph.graphs.agents.synapse import SynapseMiddleware
 from learngraph.memory.errors import UserError
 
 
@@ -244,3 +245,15 @@ def test_the_values_of_labels_are_those_that_they_were_made_of(value: str) -> No
     scope = AgentScope(("tenant", "user_id?"))
     for values in ({"tenant": value, "user_id": None}, {"tenant": "a", "user_id": value}):
         assert scope_of(("agents", "a%2Eb", *scope.labels(values))) == {"agent": "a.b", "scope": values}
+
+
+def test_two_agents_without_a_name_are_told_of_once_where_their_instructions_differ(caplog: pytest.LogCaptureFixture) -> None:
+    """The same agent, made anew, is none of two; neither is one with two learners."""
+    store = InMemoryStore()
+    kept = [SynapseMiddleware(store) for _ in range(4)]
+    for learner, told in zip(kept, ("You bill.", "You bill.", "You ship.", "You ship."), strict=True):
+        agent = create_agent(desk.GuessingClerk(), [desk.resolve], system_prompt=told, middleware=[learner])
+        agent.invoke({"messages": desk.ticket(0)[0]}, {"configurable": {"thread_id": told}})
+    assert [one.getMessage().partition(": ")[2] for one in caplog.records if "share one memory" in one.getMessage()] == [
+        "model (You bill.) and model (You ship.); name each, create_agent(name=...) or name=..."
+    ]

@@ -51,6 +51,34 @@ def test_steps_by_hand() -> None:
     assert from_json(Trajectory, json.loads(json.dumps(to_json(found)))) == found
 
 
+def test_calls_of_one_message_are_told_from_calls_that_read_the_same() -> None:
+    """An agent that asks again and again reads the same each time."""
+    calls: Any = [{"name": name, "args": {}, "id": name} for name in ("ask", "look")]
+    polls: Any = [AIMessage("", tool_calls=[{"name": "poll", "args": {}, "id": f"p{n}"}]) for n in range(2)]
+    results = [ToolMessage("pending", name="poll", tool_call_id=f"p{n}") for n in range(2)]
+    found = [ToolMessage("pending", name=name, tool_call_id=name) for name in ("ask", "look")]
+    talk = [
+        HumanMessage("Help."),
+        AIMessage("", tool_calls=calls),
+        *found,
+        polls[0],
+        results[0],
+        polls[1],
+        results[1],
+        AIMessage("Late."),
+    ]
+    done = conversations.steps(talk)
+    assert [step.observation for step in done] == [
+        "Help.",
+        conversations.AT_ONCE,
+        "ask: pending\nlook: pending",
+        "poll: pending",
+        "poll: pending",
+    ]
+    back = [message.type for _, read, said in conversations.told_steps(done) for message in (*read, said)]
+    assert back == ["human", "ai", "ai", "tool", "tool", "ai", "tool", "ai", "tool", "ai"]
+
+
 def test_messages_come_back() -> None:
     found = conversations.trajectory(TALK, 0.5, run="t1", domain="support")
     back = [message for _, read, said in conversations.told_steps(found.transitions) for message in (*read, said)]
