@@ -6,10 +6,14 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from ...memory.errors import CommandError, did_you_mean
 from ..arms import SERVED_GRAPHS
 from .flags import parse_flags
+
+if TYPE_CHECKING:
+    from ..methods import Method
 
 __all__ = []
 
@@ -39,7 +43,7 @@ def list_all(args: Sequence[str]) -> int:
     )
     key = "" if "OPENAI_API_KEY" in os.environ else "$OPENAI_API_KEY"
     sections: Mapping[str, Iterable[tuple[str, str, str]]] = {
-        "methods": [(name, method.summary, _method_needs(name)) for name, method in METHODS.items()],
+        "methods": [(name, method.summary, _method_needs(method)) for name, method in METHODS.items()],
         "served": [(name, text, "") for name, text in SERVED_GRAPHS.items()],
         "environments": [(family.pattern(name), family.description(), family.missing()) for name, family in FAMILIES.items()],
         "models": [
@@ -53,7 +57,7 @@ def list_all(args: Sequence[str]) -> int:
     return 0
 
 
-def _method_needs(name: str) -> str:
+def _method_needs(method: Method) -> str:
     """The command that installs the packages a method still needs; empty if it needs none."""
-    trains = name in ("sft", "grpo", "webrl")
-    return "pip install 'learngraph[train]'" if trains and not (find_spec("trl") and find_spec("peft")) else ""
+    lacks = method.trains_weights and not (find_spec("trl") and find_spec("peft"))
+    return "pip install 'learngraph[train]'" if lacks else ""

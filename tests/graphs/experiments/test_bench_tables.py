@@ -6,7 +6,7 @@ import pytest
 
 from learngraph.graphs.experiments.costs import RunWork
 from learngraph.graphs.experiments.measures import METRICS, estimate, measure
-from learngraph.graphs.experiments.notes import table_notes, unusable_warnings
+from learngraph.graphs.experiments.notes import table_notes
 from learngraph.graphs.experiments.recorded import LookUps
 from learngraph.graphs.experiments.results import SeedResult
 from learngraph.graphs.experiments.tables import ResultTable, as_objects, markdown_page, overview, paired_table, score_table
@@ -191,22 +191,15 @@ def test_what_went_wrong_without_an_error_is_said_below() -> None:
     """As below the table of `learngraph run`."""
     runs = {
         "fine": [run([1.0, 4.0], n, usage=Usage(9), look_ups=LookUps(9, 4), unjudged=(None, None)) for n in range(2)],
-        "silent": [run([0.0, 0.0], n, "silent", usage=Usage(10, unreadable=6, lost_steps=2)) for n in range(2)],
         "unrated": [run([0.0, 0.0], unjudged=("the checker was down", None))],
         "explores": [run([0.0], unjudged=(NO_REWARDS_REASON,))],  # by design
         "above": [run([5.0, 4.0], 0, "above")],
         "forgetful": [run([0.0], 0, "forgetful", look_ups=LookUps(8, 4))],
     }
-    (warned,) = unusable_warnings(runs)
-    assert warned.startswith("silent could not use 12 of 20 replies, so its scores say little about it")
     told = table_notes(table(runs))
     assert {
-        "silent: 12 of 20 replies could not be used; at 4 steps no try gave one that could, and nothing was done",
         "1 of 2 attempts of unrated have no reward: the checker was down",
         "above: 1 episode scored higher than the optimum, a regret of 0",
         "forgetful found nothing alike in its memory at 4 of 8 steps after the first episode",
     } <= set(told)
-    row, above = table_notes(table({"above": [run([5.0, 4.0], 0, "above", is_walkthrough=True)]}))
-    assert row.startswith("walkthrough: ")
-    assert above == "above: 1 episode scored higher than the walkthrough, a regret of 0"
     assert table_notes(table({})) == []
