@@ -7,8 +7,6 @@ Each run has another order (modules, and tests within a module), and `time.sleep
 five times as long. In every second run all cores are busy with something else, at the same priority. Ctrl-C ends it with what came so far.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

@@ -1,7 +1,5 @@
 """What pages, notebooks and errors tell to install is what they need: extras exist, and hold the packages that are used."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

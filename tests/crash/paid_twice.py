@@ -7,8 +7,6 @@ A server on 127.0.0.1 answers so many calls, and then no more; the command is ki
 at the kill may be asked for again, at most as many as may be in flight (`--concurrency`).
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

@@ -1,7 +1,5 @@
 """Two processes of one agent on a Chroma server, one of them killed again and again: no conversation is lost or counted twice."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sys

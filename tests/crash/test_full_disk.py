@@ -1,7 +1,5 @@
 """No room left: in one line, and nothing that was written is lost or torn."""
 
-from __future__ import annotations
-
 import resource
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 The runs are hot (high temperature, exploration): a draw that did not come from (run, episode, step) would show.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

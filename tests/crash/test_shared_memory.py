@@ -1,7 +1,5 @@
 """A Chroma server that several processes write to: it is killed, they are killed, it stops answering; no record is lost or doubled."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Iterator

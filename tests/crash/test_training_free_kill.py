@@ -4,8 +4,6 @@ Once the policy is uniform and a rule compares, so that nothing but the graph, t
 a scripted model plays and compares, and some of its calls fail.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """kill -9 in the middle of an episode, or of a training of weights, then resume: the same scores, versions and trainings."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

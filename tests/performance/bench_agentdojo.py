@@ -18,8 +18,6 @@ With `--self-rated` a user is the attacker: six conversations in which he tells 
 tickets of other users, for which the script guesses one of four calls unless what it reads has the rule, or the call.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

@@ -15,8 +15,6 @@ prompt sent before in the thread begins with them. The help desk's clerk serves 
 With `--rival`: each method on 40 tickets of the help desk, ten seeds, compared with few-shot by word overlap; tokens by estimate.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Sequence

@@ -9,8 +9,6 @@ LangGraph costs is the graph less a plain loop over the same nodes. Its limit is
 the same functions one after the other: what LangGraph takes to keep this state, whatever we add.
 """
 
-from __future__ import annotations
-
 import sqlite3
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping

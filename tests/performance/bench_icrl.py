@@ -8,8 +8,6 @@ the longest common beginning. The limit counts what a prompt ends with (the inst
 computed again. A budget that is reached and a window that slides drop attempts, and the limit counts what follows them, too.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

@@ -8,8 +8,6 @@ conversations until a memory that helps is found to, and until a lesson that har
 which it was recalled, and had the fewest trials.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

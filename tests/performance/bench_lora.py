@@ -17,8 +17,6 @@ are held until one backward, and all is written again. Both have the same loss. 
 CPU time of the process, variants by turns. Nothing here is asserted.
 """
 
-from __future__ import annotations
-
 import random
 import tempfile
 import warnings

@@ -8,8 +8,6 @@ after one round that opens the connections. CPU ms are those of this process per
 number to trust, wall times share two cores with the server and whatever else runs.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

@@ -11,8 +11,6 @@ network alone, as transformers runs it, over as many tokens with as many logits;
 arithmetic: multiplications over multiplications. Nothing here is asserted.
 """
 
-from __future__ import annotations
-
 import random
 import statistics
 import tempfile

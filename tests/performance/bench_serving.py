@@ -8,8 +8,6 @@ asked five times a second, at the server's port and at --livez-port. At last one
 what he said. A request that has not ended within 60 s has hung, which counts as failed. Nothing is asserted.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

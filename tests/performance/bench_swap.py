@@ -15,8 +15,6 @@ done; meanwhile version after version is loaded: read, checked, prepared beside 
 Nothing here is asserted.
 """
 
-from __future__ import annotations
-
 import asyncio
 import statistics
 import tempfile

@@ -8,8 +8,6 @@ streams, each stream going on with the newest, and the time until a version can 
 beside the network's, which here has the other core. Nothing is asserted.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import tempfile

@@ -9,8 +9,6 @@ at temperature 0 say what a step did; it is harmful where the wish is kept, or t
 as shipped.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import random

@@ -9,8 +9,6 @@ how often the answer is right: before, each 20 feedbacks, and at the end, when a
 tenant of its own, whose user waits until the learner rests. Plays in the file are not played again.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -4,8 +4,6 @@ All ask for facts that stand in the system prompt; their words are drawn anew fo
 chat with a service.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 from typing import Any

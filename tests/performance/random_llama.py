@@ -1,7 +1,5 @@
 """A Llama with random weights, and a tokenizer of whole words: a network of a given size, made on the spot."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ A row is printed. Where `run_all.py` runs the benchmark, the row also goes to a 
 variable BENCH_ROWS names.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

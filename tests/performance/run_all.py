@@ -8,8 +8,6 @@ Each benchmark is a process of its own. One that fails or takes longer than --li
 the others go on. Only a whole run writes RESULTS.md; any other writes build/bench.md, unless --out names a file.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import platform

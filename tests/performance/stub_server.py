@@ -7,8 +7,6 @@ Requests get the replies in turn. Usage counts three characters of a request's b
 to serve clients that behave.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess

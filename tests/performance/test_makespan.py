@@ -3,8 +3,6 @@
 In virtual time: the clock jumps to the next thing that happens, so that only the order of calls counts, and not the machine.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import bench_training_free as bench
