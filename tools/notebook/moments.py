@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from threading import Thread
@@ -13,7 +13,9 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 from langgraph.types import StateSnapshot
 
+from ...memory.errors import plural
 from .pauses import Graph, Invocation, find_subgraph
+from .tables import StepperError
 
 __all__ = []
 
@@ -71,6 +73,32 @@ def descend(top: StateSnapshot, inside: Sequence[Invocation]) -> tuple[StateSnap
 
 def nodes_of(graph: Any) -> list[str]:
     return [name for name in graph.nodes if name != "__start__"] if graph is not None else []
+
+
+FIELDS = {"approve": (), "edit": ("edited_action",), "reject": (), "respond": ("message",)}
+"""Kind of a decision of LangChain's HumanInTheLoopMiddleware -> what it cannot do without."""
+
+
+def check_answer(question: Any, answer: Any) -> None:
+    """Refuse an answer to a question of LangChain's HumanInTheLoopMiddleware that it could not read.
+
+    Raises:
+        StepperError: shows a right answer.
+    """
+    calls = question.get("action_requests") if isinstance(question, Mapping) else None
+    if not isinstance(calls, list):
+        return
+    given = answer.get("decisions") if isinstance(answer, Mapping) else None
+    decisions = [one for one in given if isinstance(one, Mapping)] if isinstance(given, list) else []
+    is_whole = all(one.keys() >= {*FIELDS.get(str(one.get("type")), ("type",))} and "type" in one for one in decisions)
+    if len(decisions) == len(calls) and is_whole:
+        return
+    form = ", ".join(["{'type': 'approve'}"] * len(calls))
+    raise StepperError(
+        f"LangChain's HumanInTheLoopMiddleware asks: resume({{'decisions': [{form}]}}) answers, with one decision for each of "
+        f"{plural(len(calls), 'call')}; others are {{'type': 'reject', 'message': ...}}, {{'type': 'respond', 'message': ...}} and "
+        f"{{'type': 'edit', 'edited_action': {{'name': ..., 'args': ...}}}}; got {answer!r:.60}"
+    )
 
 
 def checkpoint_id(config: RunnableConfig) -> str:

@@ -43,6 +43,7 @@ from ...memory.storage.branching_store import BranchingStore
 from ...memory.storage.checkpoints import allow_records
 from .moments import (
     call_graph,
+    check_answer,
     checkpoint_id,
     descend,
     is_asynchronous,
@@ -96,12 +97,14 @@ class Walk:
     """The walk as it was where it became a what-if."""
     listen: Callable[[Any], None] | None = field(default=None, repr=False)
     """Called while nodes run with LangGraph's events of the streams `tasks` and `messages`: (namespace, stream, event)."""
-    _answers: tuple[Mapping[int, Any], ...] = field(default=(), repr=False)
-    """The answers given so far to the questions of this place: number of the question among those asked then -> answer."""
+    _answers: tuple[Mapping[Any, Any], ...] = field(default=(), repr=False)
+    """The answers given so far to the questions of this place, round by round: place of the question -> answer."""
     _asks_again: bool = field(default=False, repr=False)
     """True if the record may hold answers to the questions of this place that this walk has not given."""
-    _tasks: dict[str, tuple[Any, ...]] = field(default_factory=dict, repr=False, compare=False)
-    """Id of a question that was seen, here or by the walk that was forked -> path of the task that asks it."""
+    _has_asked: bool = field(default=False, repr=False)
+    """True if the walk went back to a moment whose nodes have asked: `resume` first runs them to their questions."""
+    _seen: dict[str, tuple[Any, ...]] = field(default_factory=dict, repr=False, compare=False)
+    """Id of a question that was seen, here or by the walk that was forked -> its place."""
 
     def __post_init__(self) -> None:
         if not self.graph.checkpointer:
@@ -142,11 +145,16 @@ class Walk:
     @property
     def questions(self) -> dict[str, Any]:
         """The questions of the nodes that paused in `interrupt()`, by their ids."""
-        self._tasks.update({one.id: task.path for task in self._snapshot().tasks for one in task.interrupts})
+        self._seen.update(self._open_places())
         return {one.id: one.value for one in self._interrupts()}
 
     def _interrupts(self) -> list[Interrupt]:
         return [one for task in self._snapshot().tasks for one in task.interrupts]
+
+    def _open_places(self) -> dict[str, tuple[Any, ...]]:
+        """Id of an open question -> its place: the path of the task that asks it, and its number there. A copy of the moment asks under
+        other ids at the same places."""
+        return {one.id: (*task.path, n) for task in self._snapshot().tasks for n, one in enumerate(task.interrupts)}
 
     # -- moves ----------------------------------------------------------------------------------------------------
 
@@ -227,28 +235,34 @@ class Walk:
         """Answer the node that asks (see `question`), and run it to its end, or to its next question.
 
         Args:
-            answer: what `interrupt()` returns in the node; of several questions a dict: id -> answer.
+            answer: what `interrupt()` returns in the node; of several questions a dict: id -> answer. An answer of this place that was
+                given already may be changed by its id, while others are open.
 
         Raises:
-            StepperError: nothing asks, or several nodes ask and the answer does not say which.
+            StepperError: nothing asks, or several nodes ask and the answer does not say which, or LangChain's middleware asks and could
+                not read it.
         """
-        asked = self._interrupts()
-        if not asked:
+        if self._has_asked:
+            self.step()
+        places = self._open_places()
+        if not places:
             raise StepperError(f"nothing asks for an answer at {self}: step() goes on")
-        ids = {one.id for one in asked}
-        if isinstance(answer, Mapping):  # a copy of the moment asks under other ids
-            now = {task.path: one.id for task in self._snapshot().tasks for one in task.interrupts}
-            answer = {now.get(self._tasks.get(id, ()), id): said for id, said in answer.items()}
-        by_id = isinstance(answer, Mapping) and len(answer) > 0 and set(answer) <= ids
-        if len(asked) > 1 and not by_id:
-            raise StepperError(
-                f"{len(asked)} nodes ask: answer with a dict of id -> answer; the ids are {', '.join(sorted(ids))}"
-            )
-        number = {one.id: n for n, one in enumerate(asked)}
-        given = {number[id]: said for id, said in answer.items()} if by_id else {0: answer}
+        known = {**self._seen, **places}
+        by_id = isinstance(answer, Mapping) and len(answer) > 0 and answer.keys() <= known.keys()
+        if len(places) > 1 and not by_id:
+            form = ", ".join(f"{one.id!r}: ..." for one in self._interrupts())
+            raise StepperError(f"{len(places)} nodes ask: answer with a dict of id -> answer, such as resume({{{form}}})")
+        given = {known[id]: said for id, said in answer.items()} if by_id else {next(iter(places.values())): answer}
+        for one in self._interrupts():
+            if places[one.id] in given:
+                check_answer(one.value, given[places[one.id]])
         if not self._is_latest(self.inside):
             self._asks_again = True  # another walk stands at the latest moment, and has answers of its own
+        for place in given.keys() - places.values():
+            self._change_answer(place, given.pop(place))
         self._open_questions()
+        if not given:
+            return self
         before = checkpoint_id(self.place)
         try:
             self._run("*", self._command(given))
@@ -257,6 +271,14 @@ class Walk:
             raise
         self._answers = (*self._answers, given) if checkpoint_id(self.place) == before else ()
         return self
+
+    def _change_answer(self, place: tuple[Any, ...], answer: Any) -> None:
+        rounds = [n for n, one in enumerate(self._answers) if place in one]
+        if not rounds:
+            raise StepperError(f"that question is not asked at {self}; back(n) goes to where it was")
+        changed = {**self._answers[rounds[-1]], place: answer}
+        self._answers = (*self._answers[: rounds[-1]], changed, *self._answers[rounds[-1] + 1 :])
+        self._asks_again = True
 
     def _open_questions(self) -> Self:
         """Stand where the questions are open: where the record holds other answers, on a copy of the moment that asks them anew."""
@@ -273,14 +295,15 @@ class Walk:
         self._asks_again = False
         return self
 
-    def _command(self, given: Mapping[int, Any]) -> Command[Any]:
+    def _command(self, given: Mapping[Any, Any]) -> Command[Any]:
         """The answers by the ids of the questions: beside this one others may be open, in other subgraphs."""
-        asked = self._interrupts()
-        return Command(resume={asked[number].id: answer for number, answer in given.items()})
+        ids = {place: id for id, place in self._open_places().items()}
+        return Command(resume={ids[place]: answer for place, answer in given.items()})
 
     def _stand(self, inside: Sequence[Invocation]) -> Self:
         """Stand at the latest moment of the run inside these invocations, or as far inside as they have not ended."""
         top = self._call("get_state", thread_of(self.place), subgraphs=bool(inside))
+        self._has_asked = False
         self._now, depth = descend(top, inside)
         self.inside, self.place = tuple(inside[:depth]), self._now.config
         return self
@@ -326,6 +349,7 @@ class Walk:
             self.branch, self._left = before
             said = (str(error) or type(error).__name__).splitlines()[0]
             raise StepperError(f"the channels {', '.join(channels)} do not take these values: {said}") from error
+        self._has_asked = False
         self._now = self._call("get_state", self.place)  # inside a subgraph its `config` names the graph around as its owner
         self._answers, self._asks_again = (), False
         return self
@@ -343,16 +367,18 @@ class Walk:
     def back(self, times: int = 1) -> Self:
         """Go back `times` steps (or edits). The walk is a what-if from here on: see `keep` and `drop`.
 
-        Inside a subgraph it goes back as far as the subgraph's first node. A node that has asked asks anew when it runs.
+        It goes back past the beginning of a turn that `go_on` began, to the end of the turn before; inside a subgraph as far as the
+        subgraph's first node. A node that has asked asks anew: `resume` answers it at once.
         """
-        path = self.path()
+        path = self.path() if self.inside else self._trail(all_turns=True)
         if times not in range(len(path)):
             where = f"of {self.inside[-1].node!r}; out() leads to the graph around it" if self.inside else "of the run"
             raise StepperError(f"cannot go back {times} steps: this is moment {len(path) - 1} {where}")
         self._begin_branch()
         if times:  # the record tells what was asked last, not what is asked first
-            tasks = tuple(task._replace(interrupts=()) for task in path[-1 - times].tasks)
-            self._now = path[-1 - times]._replace(tasks=tasks)
+            past = path[-1 - times]
+            self._has_asked = any(task.interrupts for task in past.tasks)
+            self._now = past._replace(tasks=tuple(task._replace(interrupts=()) for task in past.tasks))
             self.place = self._now.config
             self._answers, self._asks_again = (), False
         assert self.branch is not None
@@ -398,11 +424,13 @@ class Walk:
         """
         left = self._left
         if left is None:
-            raise StepperError("this walk is the real run, which cannot be dropped: only what-ifs are kept or dropped")
+            raise StepperError(
+                "this walk is the real run, which is not dropped; back(n) goes to an earlier moment, and what follows is a what-if"
+            )
         self.place, self.inside, self._now = left.place, left.inside, left._now
         self.branch = left.branch.at(checkpoint_id(left.place)) if left.branch is not None else None
         self._left = left if left.branch is not None else None
-        self._answers, self._asks_again = left._answers, bool(self._interrupts())
+        self._answers, self._asks_again, self._has_asked = left._answers, bool(self._interrupts()), left._has_asked
         return self
 
     def _begin_branch(self) -> None:
@@ -413,12 +441,17 @@ class Walk:
     # -- looking --------------------------------------------------------------------------------------------------
 
     def path(self) -> list[StateSnapshot]:
-        """The moments that led here, from the first pause of the graph in which the walk stands to this one."""
+        """The moments that led here, from the first pause of the graph in which the walk stands to this one; of a chat, of this turn."""
+        return self._trail()
+
+    def _trail(self, all_turns: bool = False) -> list[StateSnapshot]:
         made = {checkpoint_id(one.config): one for one in self.graph.get_state_history(thread_of(self.place, ns=True))}
         made[checkpoint_id(self.place)] = self._snapshot()  # which knows what has run already, of nodes side by side
         path, here = list[StateSnapshot](), made.get(checkpoint_id(self.place))
-        while here is not None and here.next != ("__start__",):
-            if source_of(here) != "fork":  # LangGraph's copy of the moment before, made when it forks
+        while here is not None and (all_turns or here.next != ("__start__",)):
+            if source_of(here) != "fork" and here.next != (
+                "__start__",
+            ):  # LangGraph's copy of the moment before, made when it forks
                 path.append(here)
             here = made.get(checkpoint_id(here.parent_config)) if here.parent_config else None
         return path[::-1]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import operator
+import re
 from typing import Annotated, Any
 
+import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import interrupt
 from typing_extensions import TypedDict
 
 from learngraph import step
-from learngraph.tools.notebook.walk import Walk
+from learngraph.tools.notebook.walk import StepperError, Walk
 
 
 class State(TypedDict):
@@ -60,3 +62,47 @@ def test_what_parallel_nodes_have_left_is_edited_and_leads_on_as_it_did() -> Non
     other = real.fork().edit(n=7).edit(n=8)
     assert (other.next, other.finish().state) == (("last",), {"n": 8, "log": ["first", "a done", "b done", "last 8"]})
     assert real.finish().state["n"] == 0
+
+
+def test_an_answer_is_changed_while_others_are_open_and_given_anew_after_going_back() -> None:
+    real = walk(asks=True)
+    first, second = real.questions
+    with pytest.raises(StepperError, match=re.escape(f"such as resume({{'{first}': ..., '{second}': ...}})")):
+        real.resume("yes")
+    real.resume({first: 1}).resume({first: 2})
+    assert (real.state["log"], [*real.questions.values()]) == (["first", "a 2"], ["b"])
+    assert real.resume({second: 3}).state["log"] == ["first", "a 2", "b 3"]
+    assert real.back(1).resume({first: 4, second: 5}).state["log"] == ["first", "a 4", "b 5"], (
+        "resume runs them to their questions"
+    )
+    with pytest.raises(StepperError, match="nothing asks for an answer at moment 2"):
+        real.resume({first: 6})
+
+
+def test_a_walk_goes_back_to_the_turn_before() -> None:
+    builder = StateGraph(State).add_node("say", lambda state: {"log": [f"said {state['n']}"]}).add_edge(START, "say")
+    begin: Any = {"n": 0}
+    chat = step(builder.compile(checkpointer=InMemorySaver()), begin).finish().go_on({"n": 1}).finish()
+    assert chat.back(2).state["log"] == ["said 0"]
+    assert not chat.next
+    assert chat.go_on({"n": 2}).finish().state["log"] == ["said 0", "said 2"]
+    assert chat.drop().state["log"] == ["said 0", "said 1"]
+    with pytest.raises(StepperError, match="cannot go back 4 steps: this is moment 3 of the run"):
+        chat.back(4)
+    with pytest.raises(StepperError, match="the real run, which is not dropped; back"):
+        chat.drop()
+
+
+@pytest.mark.parametrize("wrong", ["yes", True, {"type": "approve"}, {"decisions": []}, {"decisions": [{"type": "edit"}]}])
+def test_a_wrong_answer_to_a_middleware_of_langchain_shows_a_right_one(wrong: Any) -> None:
+    review = {"action_requests": [{"name": "pay", "args": {}}], "review_configs": []}
+    builder = (
+        StateGraph(State)
+        .add_node("ask", lambda state: {"log": [interrupt(review)["decisions"][0]["type"]]})
+        .add_edge(START, "ask")
+    )
+    begin: Any = {"n": 0}
+    asking = step(builder.compile(checkpointer=InMemorySaver()), begin).step()
+    with pytest.raises(StepperError, match=re.escape("resume({'decisions': [{'type': 'approve'}]}) answers")):
+        asking.resume(wrong)
+    assert asking.resume({"decisions": [{"type": "approve"}]}).state["log"] == ["approve"]
