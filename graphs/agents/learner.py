@@ -160,6 +160,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         self.agent.is_node = True
         return model_node(self, model, tools, system_prompt, messages_key)
 
+    @checks_arguments
     def end_node(self, messages_key: str = "messages") -> Runnable[Any, dict[str, Any]]:
         """A node that ends the turn of `node`, for a graph in which a call of a tool may be the last that the model says: then `reward=`
         is called. After a reply in words, which ends a turn by itself, it does nothing."""

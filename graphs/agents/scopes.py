@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -37,7 +38,6 @@ from ...memory.conversations.store import (
     RatingOptions,
     clean_text,
     finite_reward,
-    now_text,
 )
 from ...memory.display import short
 from ...memory.errors import UserError, did_you_mean, plural
@@ -295,15 +295,16 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             raise UserError("feedback: give a reward, a text, or both; retract(thread_id) deletes a rating")
         kept = self._memory(labels).conversations
         thread = kept.find_thread(run, message_id) if thread_id is None else str(thread_id)
-        return self._take_rating(labels, thread, reward, text, run_id=run, message_id=message_id, source=source)
+        asked = {"run_id": run, "message_id": message_id}
+        return self._take_rating(labels, thread, reward, text, source, datetime.now(UTC).isoformat(), **asked)
 
     def _take_rating(
-        self, labels: tuple[str, ...], thread: str, reward: float | None, text: str | None, source: str, **more: Any
+        self, labels: tuple[str, ...], thread: str, reward: float | None, text: str | None, source: str, at: str, **more: Any
     ) -> Rating:
         """Keep a rating that an app has given, on its scale and of one of its raters."""
         self.check_source(source)
         reward = None if reward is None else self.rewards.read(reward)
-        return self.add_rating(labels, thread, reward, text, source=source, **more)
+        return self.add_rating(labels, thread, reward, text, source=source, at=at, **more)
 
     @checks_arguments
     def retract(
@@ -804,6 +805,7 @@ def _arguments(method: Callable[..., Any] | None) -> list[str]:
     return [*signature(method).parameters][:-1] if method else []
 
 
+@checks_arguments
 def rate_agents(
     learners: Sequence[ScopedLearner[Any]],
     thread_id: ThreadId,
@@ -847,10 +849,9 @@ def rate_agents(
         names = ", ".join(one.agent.name for one in learners) or "(none)"
         raise UserError(f"rate_agents: thread {str(thread_id)!r} is recorded of none of the agents {names} in this scope")
     last = max((rating.at for *_, ratings in rows for rating in ratings), default="")
-    waiting = [row for row in rows if row[2].turns[-1].id not in {rating.turn for rating in row[3]}]
+    waiting = [row for row in rows if row[2].turns[-1].id not in {rating.turn for rating in row[3] if rating.at}]
     again = [row for row in rows if any(rating.at == last for rating in row[3])]
-    at = now_text()
+    at = datetime.now(UTC).isoformat()
     return {
-        one.agent.name: one._take_rating(labels, talk.id, reward, text, source, at=at)
-        for one, labels, talk, _ in waiting or again
+        one.agent.name: one._take_rating(labels, talk.id, reward, text, source, at) for one, labels, talk, _ in waiting or again
     }

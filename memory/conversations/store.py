@@ -29,7 +29,6 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from datetime import UTC, datetime
 from hashlib import blake2b
 from numbers import Real
 from typing import Any, TypedDict
@@ -124,7 +123,7 @@ class Rating:
     is_single: bool = False
     """True: it is about that turn alone, not about what came before it."""
     at: str = ""
-    """Time at which something was said last, UTC, in ISO 8601; empty: not known."""
+    """Time of the app's last feedback, UTC, in ISO 8601; empty: a source of rewards or a review has rated it, or an import."""
 
     @property
     def words(self) -> str:
@@ -205,11 +204,6 @@ def finite_reward(value: Any) -> float:
         size = f" of at most {MOST_REWARD:g} in size" if math.isfinite(number) else ""
         raise UserError(f"a reward is a finite number{size}, got {value!r:.40}")
     return number
-
-
-def now_text() -> str:
-    """The time, UTC, in ISO 8601."""
-    return datetime.now(UTC).isoformat()
 
 
 def clean_text(text: str) -> str:
@@ -472,7 +466,7 @@ class ConversationStore:
             turn: id of the turn; the last recorded one if not given. Of a branch, it alone is rated.
             run_id: id of the agent's run that ended that turn.
             message_id: id of one of the agent's messages in the turn, which alone is rated.
-            at: time of the feedback, UTC, in ISO 8601; now if not given.
+            at: time of the app's feedback, UTC, in ISO 8601; empty: it is none of the app's.
 
         Raises:
             UserError: the conversation or the turn is unknown, the reward is no finite number, or the rating would be empty.
@@ -491,7 +485,7 @@ class ConversationStore:
             words = {**known.others, known.source: known.text}
             own = words.pop(source, "") if text is None else clean_text(text)
             others = {name: said for name, said in words.items() if said and name != source}
-            rating = replace(known, text=own, source=clean_text(source), others=others, at=at or now_text())
+            rating = replace(known, text=own, source=clean_text(source), others=others, at=at or known.at)
             rating = rating if reward is None else replace(rating, reward=reward)
             if rating.reward is None and not rating.words:
                 raise UserError("feedback: give a reward, a text, or both; retract(thread_id) deletes a rating")

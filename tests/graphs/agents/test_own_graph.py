@@ -217,7 +217,7 @@ def test_one_call_rates_the_agents_that_took_part_since_the_feedback_before() ->
     store = InMemoryStore()
     names = ("supervisor", "billing", "shipping")
     team = [SynapseMiddleware(store, name=name) for name in names[:2]]
-    team.append(SynapseMiddleware(store, name="shipping", scope=()))  # one for all tenants
+    team.append(SynapseMiddleware(store, name="shipping", scope=(), reward=lambda talk: 0.5))  # one for all tenants
     workers = {one.agent.name: create_agent(Echo(messages=iter([])), [], middleware=[one]) for one in team[1:]}
 
     def ask_agent(agent: str) -> str:
@@ -244,3 +244,5 @@ def test_one_call_rates_the_agents_that_took_part_since_the_feedback_before() ->
     assert (rating.reward, rating.text) == (1.0, "Thanks.")
     with pytest.raises(UserError, match="no learner has 'tenent' in its scope; did you mean tenant"):
         rate_agents(team, "a", reward=1.0, tenent="acme")
+    with pytest.raises(UserError, match="rate_agents: learners is a sequence"):
+        rate_agents(team[0], "a", reward=1.0)  # type: ignore[arg-type]
