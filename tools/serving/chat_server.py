@@ -126,6 +126,8 @@ class KeyCheck:
 
     def tenant(self, request: Request, credentials: HTTPAuthorizationCredentials | None) -> Tenant:
         """The tenant of a key; raises an `ApiError` (401) for a missing or unknown one, and `RateLimitExceeded` after many."""
+        if len(request.headers.getlist("authorization")) > 1:  # a proxy in front may look at another one
+            raise ApiError("the header Authorization is given more than once; give it once", code="invalid_api_key")
         if credentials is None:
             message = "no API key: send the header `Authorization: Bearer KEY`"
         elif (found := self.tenants.log_in(credentials.credentials, client_address(request))) is not None:
@@ -401,7 +403,6 @@ async def serve(
     server = _Server(settings)
     shown = f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{listening.getsockname()[1]}"
-
     if on_ready is not None:
         server.on_started = lambda: on_ready(url)
     serving = asyncio.create_task(server.serve([listening]))

@@ -94,7 +94,7 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
             return
         self._unread += len(data)
         super().data_received(data)
-        if self._unread > MAX_HEADER_BYTES:
+        if self._unread > MAX_HEADER_BYTES and self not in self.limits.lingering:  # the parser may have refused it already
             self._refuse_head()
         elif len(self.pipeline) > MAX_PIPELINED:
             self._forget()
@@ -198,8 +198,7 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
         if self.cycle is not None and not self.cycle.response_complete:
             self.transport.abort()  # in the middle of an answer there is no place for another
             return
-        error = {"message": message, "type": "server_error", "param": None, "code": code}
-        body = json.dumps({"error": error}).encode()
+        body = json.dumps({"error": {"message": message, "type": "server_error", "param": None, "code": code}}).encode()
         head = f"HTTP/1.1 {status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
         self.transport.write(f"{head}retry-after: 1\r\nconnection: close\r\n\r\n".encode() + body)
         if len(self.limits.lingering) >= MAX_LINGERING or not self.transport.can_write_eof():

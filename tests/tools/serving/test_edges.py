@@ -221,9 +221,15 @@ def test_an_ipv6_customer_has_a_network(host: str | None, address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "parts", [[b"x-%d: y\r\n" % n for n in range(200)], [b"x: " + b"y" * 70_000], [b"x: "] + [b"y" * 999] * 70]
+    "parts",
+    [
+        *([b"x-%d: y\r\n" % n for n in range(200)], [b"x: " + b"y" * 70_000], [b"x: "] + [b"y" * 999] * 70),
+        [b"x: y\r\n" * 20_000],  # too many and too long, in one part
+    ],
 )
-def test_large_headers_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch, parts: list[bytes]) -> None:
+def test_large_headers_are_refused_before_they_are_read(
+    monkeypatch: pytest.MonkeyPatch, parts: list[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
     with serving(monkeypatch) as url:
         line = half_request(url)
         with suppress(ConnectionError):
@@ -237,6 +243,17 @@ def test_large_headers_are_refused_before_they_are_read(monkeypatch: pytest.Monk
                 later.sendall(whole[:-1])
                 later.sendall(whole[-1:])
                 assert status_of_answer(later) == 200
+    assert "Fatal error" not in caplog.text
+
+
+def test_a_key_that_is_given_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy in front may look at the other one."""
+    with serving(monkeypatch) as url:
+        keys = f"authorization: Bearer {chat_backend.KEY}\r\nauthorization: Bearer other\r\n".encode()
+        line = half_request(url, b"GET /v1/status HTTP/1.1\r\nhost: x\r\nconnection: close\r\n" + keys + b"\r\n")
+        said = read_all(line)
+        assert said.startswith(b"HTTP/1.1 400 ")
+        assert b"the header Authorization is given more than once; give it once" in said
 
 
 BUSY = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %s\r\ncontent-length: %d\r\n\r\n%s"
