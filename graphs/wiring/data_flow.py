@@ -25,6 +25,16 @@ from .arrows import Finding, Wiring, closure
 __all__ = []
 
 Builder = StateGraph[Any, Any, Any, Any]
+FILLED_BY: Mapping[str, tuple[str, ...]] = {
+    "LookUpQValues": ("UpdateQTable",),
+    "Recall": ("Remember", "ReferenceRemember"),
+    "RecallVisits": ("Remember", "ReferenceRemember"),
+    "ReferenceRecall": ("ReferenceRemember", "Remember"),
+    "Recollect": ("Push",),
+    "Compose": ("Push",),
+    "Consult": ("AddLessons",),
+}
+"""Node that looks something up in a memory -> the nodes that store it there."""
 PACKAGE = __name__.partition(".")[0] + "."
 
 
@@ -34,7 +44,7 @@ def find_missing(wiring: Wiring, builder: Builder, origin: Builder | None = None
     The nodes of `origin`, the graph that was redrawn, write no channel that further nodes have brought.
     """
     known = {name: _channels(node) for name, node in wiring.nodes.items()}
-    found = _unread(wiring, builder, known) or _mistyped(wiring, builder)
+    found = _unread(wiring, builder, known) or _mistyped(wiring, builder) or _unfilled(wiring)
     if found or builder.input_schema is builder.state_schema:
         return found
     given = set(builder.schemas[builder.input_schema])
@@ -128,6 +138,23 @@ def _unread(wiring: Wiring, builder: Builder, known: Mapping[str, NodeChannels])
             fault = "is no channel of the state" if misspelt else "no other node reads" if prompted else "no node reads"
             hint = next(filter(None, map(hints.get, said)), "; lend the node that proposes with it, too" if prompted else "")
             found.append(Finding(wiring.lines.get(name, 0), f"'{name}' writes {words}, which {fault}{hint}"))
+    return found
+
+
+def _unfilled(wiring: Wiring) -> list[Finding]:
+    """The nodes that look up what no node of the drawing stores, in a memory that is empty. A node of the user's may store anything."""
+    nodes = {name: unwrap(node) for name, node in wiring.nodes.items()}
+    if any(isinstance(node, CompiledStateGraph) or not _is_ours(node) for node in nodes.values()):
+        return []
+    kinds, found = {type(node).__name__ for node in nodes.values()}, list[Finding]()
+    for name, node in nodes.items():
+        writers = FILLED_BY.get(type(node).__name__, ())
+        memories = [
+            getattr(node, part) for part in ("experiences", "buffer", "memory", "table", "library") if hasattr(node, part)
+        ]
+        if writers and kinds.isdisjoint(writers) and memories and not len(memories[0]):
+            said = f"'{name}' looks up what no node stores: draw {' or '.join(writers)} too, made from the same inputs"
+            found.append(Finding(wiring.lines.get(name, 0), f"{said}, or give it a memory that holds something"))
     return found
 
 

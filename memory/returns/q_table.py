@@ -37,6 +37,9 @@ class QTable:
         self._learned_ids: list[str] = []
         self._asked: tuple[str, int] | None = None  # (run, episode) of the last question, since which nothing was added
 
+    def __len__(self) -> int:
+        return len(self._episodes)
+
     def as_of(self, moment: str) -> QTable:
         """A copy of the table as it was at a moment (memory/storage/branches.py), without a store."""
         made = QTable(None, self.gamma, self.learning_rate, self.initial_value)

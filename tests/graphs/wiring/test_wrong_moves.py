@@ -393,3 +393,28 @@ def test_a_drawing_is_checked_with_the_nodes_that_rewire_takes() -> None:
     assert len(check(drawn, graph)) == 2
     assert check(drawn, graph, write=write, answer=answer) == []
     assert rewire(graph, drawn, write=write, answer=answer).invoke({"question": "why?"}) == {"answer": "why?"}
+
+
+def test_a_memory_that_no_node_fills_is_told_unless_it_holds_something() -> None:
+    world = open_environment("toy")
+    inputs = MethodInputs(world)
+    flow = "flowchart LR\n START --> begin --> look_up --> choose --> act\n act -->|next step| look_up\n act -->|over| END"
+    listed = {"begin": "Begin", "look_up": "LookUpQValues", "choose": "EpsilonGreedy", "act": "Act", "learn": "UpdateQTable"}
+    nodes: dict[str, Any] = {name: inputs.node(of) for name, of in listed.items()}
+    learn = nodes.pop("learn")
+
+    def wired(drawing: str, **more: Any) -> Any:
+        state = StateGraph(
+            learngraph.AttemptState, input_schema=learngraph.EpisodeInput, output_schema=learngraph.EpisodeResult
+        )
+        return wire(state, drawing, {**nodes, **more}, {"act": inputs.node("route_episode_end")})
+
+    with pytest.raises(FlowError, match="line 2: 'look_up' looks up what no node stores: draw UpdateQTable too"):
+        wired(flow)
+    wired(flow.replace("over| END", "over| mine --> END"), mine=lambda state: None)  # which may store anything
+    agent = wired(flow.replace("over| END", "over| learn --> END"), learn=learn).compile()
+    agent.invoke({"task": world.task(0), "run": "m", "episode": 0})
+    assert wired(flow), "filled from outside"
+    graph = jitrl.build(inputs)
+    with pytest.raises(FlowError, match="'recall' looks up what no node stores: draw Remember or ReferenceRemember too"):
+        rewire(graph, to_mermaid(graph).replace("--> remember --> END", "--> END"))
