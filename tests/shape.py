@@ -24,7 +24,7 @@ ROOMS: Mapping[str, int] = {
     "graphs/presets": 127,
     "graphs/serving": 2_200,
     "graphs/studio": 1_990,
-    "graphs/wiring": 4_160,
+    "graphs/wiring": 4_190,
     "memory": 1_450,
     "memory/attempts": 667,
     "memory/claas": 2_850,
