@@ -9,8 +9,9 @@ a model call the lessons of the most similar conversations are looked up. The no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
@@ -40,17 +41,35 @@ from .agent_identity import DOMAIN
 from .consultation import Consultation, Place
 from .critic import CriticMiddleware, CriticOptions
 from .episodes import ChatWorld
+from .rated_acts import Evidence, RatedActs
+from .scope_values import ScopeValue
+from .status import LearnerStatus
 
 if TYPE_CHECKING:
     from langchain.agents.middleware import ModelRequest
 
 __all__ = ["ReasoningBankMiddleware"]
 
+MOST_NOTES = 3
+"""Lessons that `status` names as left out."""
 MOST_LESSONS = 200
 """Lessons that are looked up for a model call, of which those are shown that fit; a state that comes often has thousands."""
 
 
-class ReasoningBankMiddleware(CriticMiddleware[Lessons]):
+class WeighedLessons(Lessons):
+    """Lessons, and how what was done in the conversations that they were drawn from was rated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.acts = RatedActs()
+
+    def outnumbered(self, ids: Iterable[str]) -> dict[str, Evidence]:
+        """Those of some lessons that ratings of the same act clearly outnumber."""
+        found = {id: self.acts.evidence(self.lesson(id).sources[0]) for id in ids}
+        return {id: evidence for id, evidence in found.items() if evidence.is_outnumbered}
+
+
+class ReasoningBankMiddleware(CriticMiddleware[WeighedLessons]):
     """Shows lessons that a model drew from similar conversations.
 
     Conversations are compared by the words of `state_key` at the user's turn, which is the user's first and last message by default.
@@ -89,12 +108,12 @@ class ReasoningBankMiddleware(CriticMiddleware[Lessons]):
         )
         self._again, self._prompt = Prompt.load("ask/again", prompts), Prompt.load("reasoning_bank/conversations", prompts)
 
-    def make_content(self) -> Lessons:
+    def make_content(self) -> WeighedLessons:
         """An empty library."""
-        return Lessons()
+        return WeighedLessons()
 
     def question(
-        self, trajectory: Trajectory, content: Lessons, critic: Runnable[Any, Any], card: str
+        self, trajectory: Trajectory, content: WeighedLessons, critic: Runnable[Any, Any], card: str
     ) -> tuple[Ask[Any, Any], dict[str, Any]]:
         """ReasoningBank's node `study`, and the conversation that it reads."""
         bank = {trajectory.id: self._outcome(trajectory)}
@@ -115,13 +134,21 @@ class ReasoningBankMiddleware(CriticMiddleware[Lessons]):
         key = trajectory.transitions[0].state
         return Reflection("", "", "", lessons=tuple(replace(one, instruction=key) for one in found if one.text))
 
-    def add_reflection(self, content: Lessons, trajectory: Trajectory, reflection: Reflection | None) -> None:
+    def add_reflection(self, content: WeighedLessons, trajectory: Trajectory, reflection: Reflection | None) -> None:
         """Put the lessons of a conversation into the library, in place of the former ones."""
         source = bank_source(trajectory.id)
+        content.acts.add(trajectory, self._outcome(trajectory).success)
         lessons = reflection.lessons if reflection else ()
         content.add(lessons or self._extractor.lessons((), self._outcome(trajectory), source))
 
-    def advise(self, request: ModelRequest[Any], place: Place, content: Lessons) -> Consultation:
+    def status(self, **scope: ScopeValue) -> LearnerStatus:
+        """As of all critics, with the lessons that are shown no more."""
+        content, found = self._read_all(self._labels(scope)).index.content, super().status(**scope)
+        out = content.outnumbered(one.id for one in content)
+        said = (f"a lesson is left out, since {_against(one)}: {content.lesson(id).text}" for id, one in out.items())
+        return replace(found, notes=(*found.notes, *islice(said, MOST_NOTES)))
+
+    def advise(self, request: ModelRequest[Any], place: Place, content: WeighedLessons) -> Consultation:
         """Call the model with the lessons."""
         # The same lessons at each call of a turn.
         key = self.state_key(request.messages[: last_user_message(request.messages) + 1])
@@ -140,17 +167,25 @@ class ReasoningBankMiddleware(CriticMiddleware[Lessons]):
             return self._prompt.text(lessons=escape_tags(lines.rstrip())) if lines else ""
 
         were_alike = bool(found["lessons"])
-        found["lessons"] = place.choose(found["lessons"], text)
+        outnumbered = content.outnumbered(found["lessons"])
+        found["lessons"] = place.choose([one for one in found["lessons"] if one not in outnumbered], text)
         section = text(found["lessons"])
-        if place.room.left_out:
+        if place.room.left_out or outnumbered:
             found["used"] = list(dict.fromkeys(id for one in found["lessons"] for id in content.lesson(one).sources))
         shown = lessons_text(content, found["lessons"], most, estimate_tokens, weighed=True)
         entry: dict[str, Any] = {
             "recalled": found["used"],
             "lessons": found["lessons"],
             "tokens": estimate_tokens(section),
-            "said": shown.splitlines()[1:],
+            "said": [
+                *shown.splitlines()[1:],
+                *(f"left out, since {_against(one)}: {content.lesson(id).text}" for id, one in outnumbered.items()),
+            ],
         }
         if not shown and not were_alike:
             entry["nearest"] = content.nearest_similarity(key, DOMAIN)
         return (yield from self.ask_with(request, section, entry))
+
+
+def _against(evidence: Evidence) -> str:
+    return f"of the ratings of the same act {evidence.differ} are against it, and {evidence.agree} for it"

@@ -7,7 +7,7 @@ import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import help_desk as desk
 import learning_agents
@@ -16,11 +16,17 @@ from help_desk import HeedfulClerk, play
 from langchain.agents import create_agent
 from langchain.agents.middleware import dynamic_prompt
 from langchain_core.messages import AIMessage
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.config import get_config
 from langgraph.store.memory import InMemoryStore
 from learning_agents import PLAIN
 
+from learngraph.graphs.agents.rated_acts import Evidence, RatedActs
+from learngraph.graphs.agents.reasoning_bank import ReasoningBankMiddleware
+from learngraph.graphs.baselines.reasoning_bank import ReasoningBank
 from learngraph.memory.errors import UserError
+from learngraph.memory.records import Task, Trajectory, Transition
+from learngraph.tools.models.random_tools import HeedfulToolModel
 
 methods = pytest.mark.parametrize("method", ["reasoning-bank", "reflexion"])
 make = partial(learning_agents.make, task=desk.issue, state_key=desk.issue)
@@ -349,3 +355,49 @@ def test_a_critic_reads_the_instructions_of_the_tenant_whose_conversation_it_is(
     learner.learn(tenant="acme")
     assert any("work for acme" in text for text in model.criticised)
     assert not any("work for beta" in text for text in model.criticised)
+
+
+def test_a_lesson_that_ratings_of_the_same_act_outnumber_is_left_out_of_prompts() -> None:
+    def resolve(how: Literal["refund"], order: str = "") -> str:
+        """Resolve the customer's issue."""
+        return f"{how}: arranged"
+
+    learner = ReasoningBankMiddleware(InMemoryStore(), study="job", settings=ReasoningBank(k=20, max_memory_tokens=2_000))
+    agent = create_agent(HeedfulToolModel(), [resolve], middleware=[learner], checkpointer=InMemorySaver())
+
+    def serve(number: int, said: str, reward: float) -> str:
+        agent.invoke({"messages": said}, {"configurable": {"thread_id": f"t{number}"}})
+        learner.feedback(f"t{number}", reward=reward)
+        learner.learn()
+        return str(learner.explain(f"t{number}"))
+
+    serve(100, "Where is my vase B1, which never came?", 1.0)
+    told = [serve(n, f"My order A{n} arrived broken.", float(n == 0)) for n in range(9)]
+    right = "Of 'My order A0 arrived broken.': resolve(how='refund') was right"
+    said = f"of the ratings of the same act {7} are against it, and 1 for it"
+    assert [right in one and "left out" not in one for one in told[1:8]] == [True] * 7, "six against one are not clear"
+    assert f"left out, since {said}: {right}" in told[8]
+    assert "which never came?': resolve(how='refund') was right" in told[8], "it is of another kind"
+    assert f"a lesson is left out, since {said.replace('7', '8')}: {right}" in str(learner.status())
+    assert str(learner.status()).count("a lesson is left out") == 1
+    learner.retract("t5")
+    learner.retract("t6")
+    assert "a lesson is left out" not in str(learner.status())
+
+
+def test_what_speaks_for_a_lesson_is_counted_once_for_each_user() -> None:
+    acts = RatedActs()
+
+    def rate(id: str, success: bool | None, user: str = "", action: str = "resolve(order='A7')") -> None:
+        step = Transition(state="it is broken", action=action, observation="it is broken", reward=None)
+        acts.add(Trajectory(id, Task("x", "x"), (step,), user=user), success)
+
+    rate("first", True)
+    for number in range(8):
+        rate(f"t{number}", False, user="eve")
+    assert acts.evidence("first") == Evidence(1, 1)
+    rate("t1", None)
+    rate("words", True, action="reply: Done.")
+    assert (acts.evidence("t1"), acts.evidence("words")) == (Evidence(0, 0), Evidence(0, 0))
+    assert [Evidence(1, n).is_outnumbered for n in (6, 7)] == [False, True]
+    assert [Evidence(2, n).is_outnumbered for n in (8, 9)] == [False, True]

@@ -1,0 +1,67 @@
+"""The ratings of the same act in the same kind of situation, which speak for a lesson that was drawn from one of them, or against it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from typing import NamedTuple
+
+from ...memory.conversations.messages import REPLY
+from ...memory.conversations.reviews import REJECTED
+from ...memory.records import Trajectory
+from ...memory.search.similarity import jaccard, words
+
+__all__ = ["Evidence", "RatedActs"]
+
+ALIKE = 0.5
+"""Least similarity of the words of two situations, without those with a digit, that are of one kind."""
+CLEAR = 2.0
+"""Standard errors by which the ratings against a lesson exceed those for it, were both equally likely."""
+_NUMBERED = re.compile(r"\S*\d\S*")
+
+
+class Evidence(NamedTuple):
+    """The number of ratings for a lesson and against it, its own among them; one for each user where users are known."""
+
+    agree: int
+    differ: int
+
+    @property
+    def is_outnumbered(self) -> bool:
+        """True if the ratings against it are clearly more: seven to one, nine to two."""
+        return self.differ - self.agree >= CLEAR * math.sqrt(self.differ + self.agree)
+
+
+class _Act(NamedTuple):
+    done: str
+    situation: frozenset[str]
+    success: bool
+    who: str
+
+
+class RatedActs:
+    """The calls of rated conversations, by what was done, with numbers left out."""
+
+    def __init__(self) -> None:
+        self._acts = dict[str, _Act]()
+        self._same = defaultdict[str, dict[str, _Act]](dict)
+
+    def add(self, trajectory: Trajectory, success: bool | None) -> None:
+        """Take in a conversation, in place of what was known of it; one without calls, or whose success is not known, says nothing."""
+        if (known := self._acts.pop(trajectory.id, None)) is not None:
+            del self._same[known.done][trajectory.id]
+        calls = [one.action for one in trajectory.transitions if not one.action.startswith((REPLY, REJECTED))]
+        if calls and success is not None:
+            done = "; ".join(dict.fromkeys(_NUMBERED.sub("", call) for call in calls))
+            situation = frozenset(words(_NUMBERED.sub("", trajectory.transitions[0].state)))
+            act = _Act(done, situation, success, trajectory.user or trajectory.id)
+            self._acts[trajectory.id] = self._same[done][trajectory.id] = act
+
+    def evidence(self, id: str) -> Evidence:
+        """The ratings of what was done in a conversation."""
+        if (own := self._acts.get(id)) is None:
+            return Evidence(0, 0)
+        alike = [one for one in [*self._same[own.done].values()] if jaccard(one.situation, own.situation) >= ALIKE]
+        who = [{one.who for one in alike if (one.success == own.success) == agrees} for agrees in (True, False)]
+        return Evidence(*map(len, who))
