@@ -63,7 +63,7 @@ class WeighedLessons(Lessons):
         super().__init__()
         self.acts = RatedActs()
 
-    def outnumbered(self, ids: Iterable[str]) -> dict[str, Evidence]:
+    def find_outnumbered(self, ids: Iterable[str]) -> dict[str, Evidence]:
         """Those of some lessons that ratings of the same act clearly outnumber."""
         found = {id: self.acts.evidence(self.lesson(id).sources[0]) for id in ids}
         return {id: evidence for id, evidence in found.items() if evidence.is_outnumbered}
@@ -144,7 +144,7 @@ class ReasoningBankMiddleware(CriticMiddleware[WeighedLessons]):
     def status(self, **scope: ScopeValue) -> LearnerStatus:
         """As of all critics, with the lessons that are shown no more."""
         content, found = self._read_all(self._labels(scope)).index.content, super().status(**scope)
-        out = content.outnumbered(one.id for one in content)
+        out = content.find_outnumbered(one.id for one in content)
         said = (f"a lesson is left out, since {_against(one)}: {content.lesson(id).text}" for id, one in out.items())
         return replace(found, notes=(*found.notes, *islice(said, MOST_NOTES)))
 
@@ -167,7 +167,7 @@ class ReasoningBankMiddleware(CriticMiddleware[WeighedLessons]):
             return self._prompt.text(lessons=escape_tags(lines.rstrip())) if lines else ""
 
         were_alike = bool(found["lessons"])
-        outnumbered = content.outnumbered(found["lessons"])
+        outnumbered = content.find_outnumbered(found["lessons"])
         found["lessons"] = place.choose([one for one in found["lessons"] if one not in outnumbered], text)
         section = text(found["lessons"])
         if place.room.left_out or outnumbered:
