@@ -31,6 +31,8 @@ TrialShare = Annotated[float, Range(0, 0.5)]
 """A share of the threads."""
 CHANCE = 1.5
 """Standard errors by which the shares of two arms that are rated may differ by chance."""
+MOST_ROWS = 10
+"""Items in the text of a lift."""
 MOST_ITEM_CHARS = 80
 """Characters of a text by which an item of memory is named."""
 
@@ -103,10 +105,15 @@ class Lift:
     """Threads with advice that earned less than those of their task without, on average."""
     retired: tuple[str, ...] = ()
 
-    def table(self) -> str:
-        """A Markdown table: the memory, then its items."""
+    def table(self, most: int | None = None) -> str:
+        """A Markdown table: the memory, then its items.
+
+        Args:
+            most: the number of items, of which those that were both shown and withheld come first; None: all.
+        """
         lines = [["", "trials", "without", "rated with and without", "lift", ""]]
-        for row in ([self.memory] if self.memory else []) + list(self.items):
+        told = sorted(self.items, key=lambda row: not 0 < row.without < row.trials) if most is not None else self.items
+        for row in ([self.memory] if self.memory else []) + list(told[:most]):
             note = "retired" if row.name in self.retired else "cannot be told" if row.is_selected else ""
             lift = with_interval(row.lift, row.interval) if 0 < row.without < row.trials else "–"  # one kind alone says nothing
             one, none = row.rated
@@ -122,10 +129,14 @@ class Lift:
             one, none = self.memory.rated
             said = f"whether it helps cannot be told: {one:.0%} of the conversations with it are rated, and {none:.0%} of those without, "
             said += "so the two kinds may differ; rate the others, too, such as calls that a person let pass (reviews=[TOOL])"
-        return f"{self.method}: advice costs {self.tokens:,.0f} tokens a conversation; {said}\n{self.table()}"
+        return f"{self.method}: advice costs {self.tokens:,.0f} tokens a conversation; {said}\n{self._short_table()}"
+
+    def _short_table(self) -> str:
+        left = len(self.items) - MOST_ROWS
+        return self.table(MOST_ROWS) + (f"\n{plural(left, 'more item')}: table() has all" if left > 0 else "")
 
     def _repr_markdown_(self) -> str:
-        return self.table()
+        return self._short_table()
 
 
 class TrialLedger:

@@ -1,4 +1,4 @@
-"""The ratings of the same act in the same kind of situation, which speak for a lesson that was drawn from one of them, or against it."""
+"""The ratings of the same act in the same kind of situation: they speak for a lesson about the act, or against the lesson."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from ...memory.search.similarity import jaccard, words
 __all__ = ["Evidence", "RatedActs"]
 
 ALIKE = 0.5
-"""Least similarity of the words of two situations, without those with a digit, that are of one kind."""
+"""Least similarity of two situations of one kind, by their words without digits."""
 CLEAR = 2.0
-"""Standard errors by which the ratings against a lesson exceed those for it, were both equally likely."""
+"""Standard errors between the ratings against a lesson and the ratings for it, if both were equally likely."""
 _NUMBERED = re.compile(r"\S*\d\S*")
 
 
 class Evidence(NamedTuple):
-    """The number of ratings for a lesson and against it, its own among them; one for each user where users are known."""
+    """The number of ratings for a lesson, with that of its own conversation, and of ratings against the lesson; each user counts once."""
 
     agree: int
     differ: int
 
     @property
     def is_outnumbered(self) -> bool:
-        """True if the ratings against it are clearly more: seven to one, nine to two."""
+        """True if the ratings against the lesson are clearly more: seven to one, nine to two."""
         return self.differ - self.agree >= CLEAR * math.sqrt(self.differ + self.agree)
 
 

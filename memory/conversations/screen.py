@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
-from ..errors import UserError
+from ..errors import UserError, did_you_mean
 from ..records import Transition
 from .messages import AT_ONCE, REPLY, StateKey, call_text, steps, text_read, told_steps
 from .origins import FROM_TOOL, Origins, readable
@@ -86,6 +86,12 @@ class Screen:
     instructions are quarantined."""
     trusted_tools: tuple[str, ...] = ()
     """Names of tools whose results are the app's own words, such as its policies: they are remembered as they are."""
+
+    def __new__(cls, *args: Any, **given: Any) -> Screen:
+        """Check the options' names; raises `UserError` where one is misspelt."""
+        for name in given.keys() - (known := [one.name for one in fields(cls)]):
+            raise UserError(f"Screen has no option {name!r}{did_you_mean(name, known, 'it has')}")
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

@@ -142,3 +142,13 @@ def test_an_item_is_not_retired_because_those_without_it_are_rated_by_other_peop
     trials = [trial(n, shown=bool(n % 2), reward=float(n % 2 == 0)) for n in range(80)]
     assert not ledger.add(trials, lambda method: [{"is_advised": True, "share": 1.0, "item": "t0/0", "is_shown": True}] * 400)
     assert TrialLedger("synapse", min_lift=0.0).add(trials, lambda method: [])
+
+
+def test_a_lift_prints_ten_items_and_its_table_has_all() -> None:
+    ledger = TrialLedger("synapse")
+    ledger.add([trial(n, shown=True, reward=float(n % 2), item=f"one {n}") for n in range(100)])
+    ledger.add([trial(n, shown=bool(n % 2), reward=float(n % 2), item="both") for n in range(100, 110)])
+    said, lines = str(found := ledger.lift()), found.table().splitlines()
+    assert len(lines) == 2 + 101
+    assert (len(said.splitlines()), said.splitlines()[-1]) == (1 + 2 + 10 + 1, "91 more items: table() has all")
+    assert [line.split("|")[1].strip() for line in said.splitlines()[3:5]] == ["both", "one 0"], "what can be told comes first"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
+import re
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -234,3 +237,11 @@ def test_of_a_tool_that_is_never_learned_neither_calls_nor_results_are_kept() ->
 def test_options_of_another_kind_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=f"Screen: {next(iter(given))} is .*; got "):
         Screen(**given)
+
+
+def test_an_option_that_is_misspelt_is_named_with_the_one_that_was_meant() -> None:
+    wrong: dict[str, Any]
+    for wrong, says in (({"trusted_tool": ()}, "did you mean trusted_tools?"), ({"pi": True}, "did you mean pii?")):
+        with pytest.raises(UserError, match=f"Screen has no option '{next(iter(wrong))}'; {re.escape(says)}"):
+            Screen(**wrong)
+    assert replace(pickle.loads(pickle.dumps(Screen(pii=True))), redacts=False) == Screen(redacts=False, pii=True)
