@@ -1,4 +1,4 @@
-"""The ratings of the same act in the same kind of situation: they speak for a lesson about the act, or against the lesson."""
+"""The ratings of the same act in the same situation: they speak for a lesson about the act, or against the lesson."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from typing import NamedTuple
 from ...memory.conversations.messages import REPLY
 from ...memory.conversations.reviews import REJECTED
 from ...memory.records import Trajectory
-from ...memory.search.similarity import jaccard, words
+from ...memory.search.similarity import words
 
 __all__ = ["Evidence", "RatedActs"]
 
-ALIKE = 0.5
-"""Least similarity of two situations of one kind, by their words without digits."""
 CLEAR = 2.0
 """Standard errors between the ratings against a lesson and the ratings for it, if both were equally likely."""
-_NUMBERED = re.compile(r"\S*\d\S*")
+_NUMBERED = re.compile(r"[^\s'\"(),;=]*\d[^\s'\"(),;=]*")
 
 
 class Evidence(NamedTuple):
@@ -35,7 +33,7 @@ class Evidence(NamedTuple):
 
 class _Act(NamedTuple):
     done: str
-    situation: frozenset[str]
+    """The situation, whose one word may decide, and the calls in it, without numbers."""
     success: bool
     who: str
 
@@ -53,15 +51,15 @@ class RatedActs:
             del self._same[known.done][trajectory.id]
         calls = [one.action for one in trajectory.transitions if not one.action.startswith((REPLY, REJECTED))]
         if calls and success is not None:
-            done = "; ".join(dict.fromkeys(_NUMBERED.sub("", call) for call in calls))
-            situation = frozenset(words(_NUMBERED.sub("", trajectory.transitions[0].state)))
-            act = _Act(done, situation, success, trajectory.user or trajectory.id)
+            situation = " ".join(words(_NUMBERED.sub("", trajectory.transitions[0].state)))
+            done = "; ".join(dict.fromkeys([situation, *(_NUMBERED.sub("", call) for call in calls)]))
+            act = _Act(done, success, trajectory.user or trajectory.id)
             self._acts[trajectory.id] = self._same[done][trajectory.id] = act
 
     def evidence(self, id: str) -> Evidence:
         """The ratings of what was done in a conversation."""
         if (own := self._acts.get(id)) is None:
             return Evidence(0, 0)
-        alike = [one for one in [*self._same[own.done].values()] if jaccard(one.situation, own.situation) >= ALIKE]
+        alike = [*self._same[own.done].values()]
         who = [{one.who for one in alike if (one.success == own.success) == agrees} for agrees in (True, False)]
         return Evidence(*map(len, who))

@@ -371,13 +371,13 @@ def test_a_lesson_that_ratings_of_the_same_act_outnumber_is_left_out_of_prompts(
         learner.learn()
         return str(learner.explain(f"t{number}"))
 
-    serve(100, "Where is my vase B1, which never came?", 1.0)
+    serve(100, "My order B1 arrived late.", 1.0)
     told = [serve(n, f"My order A{n} arrived broken.", float(n == 0)) for n in range(9)]
     right = "Of 'My order A0 arrived broken.': resolve(how='refund') was right"
     said = f"of the ratings of the same act {7} are against it, and 1 for it"
     assert [right in one and "left out" not in one for one in told[1:8]] == [True] * 7, "six against one are not clear"
     assert f"left out, since {said}: {right}" in told[8]
-    assert "which never came?': resolve(how='refund') was right" in told[8], "it is of another kind"
+    assert "My order B1 arrived late.': resolve(how='refund') was right" in told[8], "one word makes it another case"
     assert f"a lesson is left out, since {said.replace('7', '8')}: {right}" in str(learner.status())
     assert str(learner.status()).count("a lesson is left out") == 1
     learner.retract("t5")
@@ -396,6 +396,10 @@ def test_what_speaks_for_a_lesson_is_counted_once_for_each_user() -> None:
     for number in range(8):
         rate(f"t{number}", False, user="eve")
     assert acts.evidence("first") == Evidence(1, 1)
+    for number in range(8):
+        rate(f"other{number}", False, user=f"{number}", action="replace(order='A7')")
+        rate(f"more{number}", True, user=f"{number}", action=f"resolve(order='B{number}')")
+    assert acts.evidence("first") == Evidence(9, 1), "another call is another act, another number is not"
     rate("t1", None)
     rate("words", True, action="reply: Done.")
     assert (acts.evidence("t1"), acts.evidence("words")) == (Evidence(0, 0), Evidence(0, 0))
