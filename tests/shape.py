@@ -13,11 +13,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 83_160, "tests": 68_380}
+LINES: Mapping[str, int] = {"source": 83_260, "tests": 68_380}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_184,
-    "graphs/agents": 7_230,
+    "graphs/agents": 7_380,
     "graphs/baselines": 1_727,
     "graphs/cli": 2_941,
     "graphs/experiments": 7_752,
