@@ -616,9 +616,7 @@ def test_without_widgets_it_is_a_still_picture(tmp_path: Path, monkeypatch: pyte
         assert "flowchart" in bundle["text/plain"]
     with pytest.raises(UserError, match="holds no steps yet"):
         studio_view(tmp_path)
-    with pytest.raises(
-        UserError, match=r"studio takes a walk, such as learngraph.step\(graph, input\), .*; got a CompiledStateGraph"
-    ):
+    with pytest.raises(UserError, match=r"studio takes a walk, such as learngraph.step\(graph, input\), .*; got a DrawnGraph"):
         studio_view(counter())
 
 
