@@ -281,6 +281,16 @@ def rated_trajectories(conversation: Conversation, ratings: Sequence[Rating]) ->
     return found
 
 
+def _others_wait(conversation: Conversation, ratings: Sequence[Rating], turn: str) -> bool:
+    """True if a turn before this one has no rating, since the thread was rated last."""
+    waits, given = False, {one.turn: one.is_single for one in ratings}
+    for one in conversation.turns:
+        if one.id == turn:
+            break
+        waits = one.id not in given or (waits and given[one.id])
+    return waits
+
+
 def _branches(conversation: Conversation) -> set[str]:
     """Ids of the turns that ran beside each other, as branches of `Send`."""
     return {id for one in conversation.turns if one.branch_of for id in (one.id, one.branch_of)}
@@ -476,12 +486,14 @@ class ConversationStore:
             conversation, given = recorded or self.conversation(thread), kept.ratings if kept else ()
             reward = None if reward is None else finite_reward(reward)
             rated = _find_turn(conversation, turn=turn, run_id=run_id, message_id=message_id).id
-            is_single, same = (turn or message_id) is not None, [one for one in given if one.turn == rated]
+            is_single, there = (turn or message_id) is not None, {one.is_single: one for one in given if one.turn == rated}
             if rated in _branches(conversation):  # by itself, or with all others
-                same = [one for one in same if one.is_single == is_single]
-            else:
-                is_single = message_id is not None
-            known = same[0] if same else Rating(rated, None, source=source, is_single=is_single)
+                same = there.get(is_single)
+            elif is_single := message_id is not None:
+                same = there.get(True) or there.get(False)
+            else:  # what is said of the thread is about the turns that nobody has rated by themselves, where there are any
+                same = there.get(False) or (None if _others_wait(conversation, given, rated) else there.get(True))
+            known = same or Rating(rated, None, source=source, is_single=is_single)
             words = {**known.others, known.source: known.text}
             own = words.pop(source, "") if text is None else clean_text(text)
             others = {name: said for name, said in words.items() if said and name != source}
@@ -491,7 +503,7 @@ class ConversationStore:
                 raise UserError("feedback: give a reward, a text, or both; retract(thread_id) deletes a rating")
             places = {one.id: n for n, one in enumerate(conversation.turns)}
             ratings = tuple(
-                sorted([*(one for one in given if one not in same), rating], key=lambda one: places.get(one.turn, -1))
+                sorted([*(one for one in given if one is not same), rating], key=lambda one: places.get(one.turn, -1))
             )
             # All of it again: a crash may have come before.
             self._derive(conversation, ratings, {f"{thread}/{places[rating.turn]}"}, Ratings(thread, ratings))

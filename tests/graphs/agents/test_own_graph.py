@@ -211,6 +211,25 @@ def test_a_thumb_under_one_reply_of_a_chat_rates_its_turn_alone() -> None:
     assert not rating.is_single
     found = learner._conversations({"tenant": "acme"}).trajectories.all()
     assert sorted((one.value, len(one.transitions)) for one in found) == [(0.0, 1), (1.0, 2)]
+    out = graph.invoke({"messages": "Question 3"}, config("a"))
+    learner.feedback("a", reward=0.0, message_id=out["messages"][-1].id, tenant="acme")
+    rating = learner.feedback("a", text="a comment on the same", tenant="acme")
+    assert (rating.is_single, rating.reward) == (True, 0.0)
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_the_thread_rates_what_no_thumb_has_rated_whichever_turn_was_last(place: int) -> None:
+    """As of branches that are subgraphs, whose turns end in any order."""
+    learner = ICRLMiddleware(InMemoryStore())
+    builder = StateGraph(MessagesState).add_node("model", learner.node(Echo(messages=iter([])))).add_edge(START, "model")
+    graph = builder.compile(checkpointer=InMemorySaver())
+    for n in range(3):
+        out = graph.invoke({"messages": f"Question {n}"}, config("a"))
+    learner.feedback("a", reward=0.0, message_id=out["messages"][2 * place + 1].id, tenant="acme")
+    for said in ({"reward": 1.0}, {"text": "Thanks."}):
+        learner.feedback("a", **said, tenant="acme")
+    found = learner._conversations({"tenant": "acme"}).trajectories.all()
+    assert sorted((one.value, len(one.transitions), one.note) for one in found) == [(0.0, 1, ""), (1.0, 2, "Thanks.")]
 
 
 def test_one_call_rates_the_agents_that_took_part_since_the_feedback_before() -> None:
