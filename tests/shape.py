@@ -28,7 +28,7 @@ ROOMS: Mapping[str, int] = {
     "memory": 1_450,
     "memory/attempts": 667,
     "memory/claas": 2_850,
-    "memory/conversations": 1_855,
+    "memory/conversations": 1_875,
     "memory/lessons": 1_350,
     "memory/returns": 1_061,
     "memory/search": 1_515,
