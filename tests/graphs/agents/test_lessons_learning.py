@@ -87,7 +87,7 @@ def test_a_critic_that_cannot_be_read_is_counted(caplog: pytest.LogCaptureFixtur
     assert status.lessons == 0
     assert len(status.unreadable) == 2 - status.alike
     assert "the critic failed at " in str(status)
-    assert any("a comparison of 3 conversations was lost" in said for said in caplog.messages)
+    assert any("a comparison of 3 conversations of agents/agent/tenant=acme was lost" in said for said in caplog.messages)
     assert set(model.seen) == {PLAIN}
 
 
