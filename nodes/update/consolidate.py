@@ -365,6 +365,9 @@ def _paper_merger(model: Runnable[Any, Any], critic: Critic) -> Ask[ComparisonsO
     def proposals(state: ComparisonsOfStep) -> list[Edit]:
         return [edit for edit in all_edits(state) if edit.op not in ("add", "keep")]
 
+    def keeps(state: ComparisonsOfStep) -> list[Edit]:
+        return [edit for edit in all_edits(state) if edit.op == "keep"]
+
     def messages(state: ComparisonsOfStep) -> list[BaseMessage]:
         told = "".join(f"- {describe_edit(edit)}\n" for edit in proposals(state)) or "(none)\n"
         return prompt.messages(edits=told, lessons=critic.lessons(candidates(state), critic.remaining_tokens(prompt, told)))
@@ -373,11 +376,13 @@ def _paper_merger(model: Runnable[Any, Any], critic: Critic) -> Ask[ComparisonsO
         edits = proposals(state)
         final, bad = read_edits(answer_text(reply), candidates(state), 0, critic.limits, state["step"])
         final, pairs, dropped = _match(edits, final, {})
-        return {"decision": EditDecision(tuple(final), (*dropped, *bad), pairs, "the model's plan, after all additions")}
+        return {
+            "decision": EditDecision((*final, *keeps(state)), (*dropped, *bad), pairs, "the model's plan, after all additions")
+        }
 
     def on_bad_reply(bad: BadReply, state: ComparisonsOfStep) -> Decided:
         lost = tuple(Ruling(edit, False, "no plan of revision could be read") for edit in proposals(state))
-        return {"decision": EditDecision((), lost, why=f"additions alone: {bad}")}
+        return {"decision": EditDecision((*keeps(state),), lost, why=f"additions alone: {bad}")}
 
     return critic.ask("optimise", model, messages, read, on_bad_reply)
 

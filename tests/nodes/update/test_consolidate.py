@@ -99,6 +99,15 @@ def test_lessons_that_are_only_kept_need_no_call() -> None:
     assert known.versions.at("r/1").lesson("L0").helpful == 1
 
 
+def test_a_lesson_that_is_kept_has_its_vote_also_beside_the_papers_plan() -> None:
+    for reply in ("no plan", plan({"op": "delete", "id": "L1"})):
+        known = critic(ADD, CHECK, paper=True, prompts=critic_prompts(paper=True))
+        comparisons = compared("a", Edit("keep", ("L0",))), compared("b", Edit("delete", ("L1",)))
+        revise(Scripted(reply), known, "paper").invoke(step(*comparisons))
+        assert known.versions.at("r/1").lesson("L0").helpful == 1
+        assert accounted(known, comparisons)
+
+
 def test_one_call_a_step_sees_edits_and_library_and_merges_them() -> None:
     model = Scripted(
         plan({"op": "add", "text": CHECK, "from": [1, 3]}, {"op": "modify", "id": "[L0]", "text": f"{ADD} up", "from": [2]})
