@@ -54,6 +54,7 @@ class ArgumentCheck:
 
     unchecked: ClassVar[tuple[str, ...]] = ()
     """Names of arguments that the class checks by itself."""
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = {"use_attribute_docstrings": True}  # forms show what an argument means
 
     def __new__(cls, *args: Any, **given: Any) -> Self:
         """Check, and make the object; raises `UserError`, naming the argument, what came, and what would do."""

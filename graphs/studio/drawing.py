@@ -47,18 +47,19 @@ class Drawing:
         self.title, self.path = title, path
         self._first, self._graph, self._source = text, graph, source
         self._inputs: Any = inputs
-        self._saving = Lock()
+        self._saving, self._renewals = Lock(), 0
         self.read()
 
-    def renew(self, graph: Any) -> None:
-        """Take a graph whose code has changed: its nodes may be drawn from now on."""
-        self._graph = graph
+    def renew(self, graph: Any, source: str = "") -> None:
+        """Take a graph whose code or settings have changed: its nodes may be drawn from now on."""
+        self._graph, self._source, self._renewals = graph, source or self._source, self._renewals + 1
         self._first = to_mermaid(graph)
 
     def read(self) -> dict[str, Any]:
-        """The text, and a version that says which text it was."""
+        """The text, a version that says which text it was, and a number that changes with the graph whose nodes it draws."""
         text, exists = self._text()
-        return {"title": self.title, "path": str(self.path), "exists": exists, "text": text, "version": _version(text, exists)}
+        about = {"title": self.title, "path": str(self.path), "exists": exists, "graph": self._renewals}
+        return about | {"text": text, "version": _version(text, exists)}
 
     def _text(self) -> tuple[str, bool]:
         try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import is_dataclass, replace
+from typing import Any, get_type_hints
 
 from langchain_core.messages import BaseMessage
 from langgraph.channels import LastValue
@@ -13,6 +14,7 @@ from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from ...memory.errors import UserError
 from ...tools.notebook.tables import channel_types, to_line
+from ..arms import check_value
 
 __all__ = []
 
@@ -97,6 +99,28 @@ def input_form(graph: Any, usual: Any = None) -> dict[str, Any]:
     if "messages" in schema.get("properties", {}):
         schema["properties"]["messages"] = {"type": "string", "description": "what the user says"}
     return {"schema": schema, "value": usual if usual is not None else {}}
+
+
+def settings_form(name: str, usual: Any, settings: Any) -> dict[str, Any]:
+    """The form of a method's settings, whose defaults are the usual ones: those that the method's name stands for."""
+    adapter = TypeAdapter[Any](type(usual))
+    schema, defaults = adapter.json_schema(), adapter.dump_python(usual, mode="json")
+    owners = [TypeAdapter[Any](one).json_schema().get("properties", {}) for one in type(usual).__mro__ if is_dataclass(one)]
+    for key, part in schema["properties"].items():
+        told = (one[key]["description"] for one in owners if "description" in one.get(key, {}))
+        part |= {"default": defaults[key], "description": next(told, "")}
+    value = adapter.dump_python(settings, mode="json")
+    return {"schema": schema, "value": value, "title": f"Settings of {name}; changed ones begin with a new memory"}
+
+
+def read_settings(usual: Any, value: Mapping[str, Any]) -> Any:
+    """Settings with the values of their form.
+
+    Raises:
+        UserError: there is no such setting, or a value is of another type or size.
+    """
+    hints = get_type_hints(type(usual))
+    return replace(usual, **{key: check_value(given, hints.get(key, Any), key) for key, given in value.items()})
 
 
 def answer_form(question: Any, graph: Any = None) -> dict[str, Any] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from ..experiments.options import RunOptions
 from ..experiments.run_inputs import make_method_inputs, method_resources
 from ..wiring.flow import FlowError, compile_graph, to_mermaid, wire
 from .drawing import Drawing
-from .forms import input_form
+from .forms import input_form, read_settings, settings_form
 from .options import StudioOptions, read_input
 from .studio import Studio
 from .walk_session import WalkSession
@@ -46,6 +46,15 @@ base = compile_graph(learngraph.wire(builder, "flowchart LR\\n  START --> Begin 
 """The Python of a drawing that begins from nothing, with a place for its inputs."""
 
 
+METHOD = """from dataclasses import replace
+from learngraph.graphs.arms import method_settings
+from learngraph.graphs.methods import find_method
+{}
+base = find_method({name!r}).build(inputs, replace({settings}))
+"""
+"""The Python of a method, with places for its inputs, its name and its settings."""
+
+
 def is_method(name: str) -> bool:
     """True if this is the name of a method: `jitrl`, `jitrl:paper`, `my_package.rest:METHOD`.
 
@@ -67,26 +76,43 @@ def method_target(options: StudioOptions) -> Studio:
     """
     from ..methods import find_method
 
-    method, settings = find_method(options.target), method_settings(options.target)
+    method = find_method(options.target)
     path = options.flow or Path(f"{options.target.replace(':', '-')}.mmd")
     if method.has_training_phase:
         graph = blueprint(options.target)
         return Studio(options.target, Drawing(options.target, path, to_mermaid(graph), graph))
     world, inputs = _open_world(options, method)
-    found = "from learngraph.graphs.arms import method_settings\nfrom learngraph.graphs.methods import find_method\n"
-    found += _source(options)
-    base = f"name = {options.target!r}\nbase = find_method(name).build(inputs, method_settings(name))\n"
-    made = method.build(inputs, settings, **method_resources(method), checkpointer=InMemorySaver(serde=serializer()))
-    drawing = Drawing(options.target, path, to_mermaid(made), made, lambda: inputs, found + base)
     task = world.task(options.seed, options.split)
     first = {"task": task, "run": "studio"}
-    for episode in range(options.episodes):
-        made.invoke({**first, "episode": episode}, {"configurable": {"thread_id": f"before-{episode}"}})
+
+    usual = settings = method_settings(options.target)
+
+    def build(settings: Any) -> tuple[Any, str, str]:
+        """The graph with these settings, whose memory holds the episodes before the first walk; its Python, and its title."""
+        saver = InMemorySaver(serde=serializer())
+        made = method.build(inputs, settings, **method_resources(method), checkpointer=saver)
+        for episode in range(options.episodes):
+            made.invoke({**first, "episode": episode}, {"configurable": {"thread_id": f"before-{episode}"}})
+        values = {one.name: getattr(settings, one.name) for one in fields(settings)}
+        changes = [f"{key}={value!r}" for key, value in values.items() if value != getattr(usual, key)]
+        made_with = ", ".join([f"method_settings({options.target!r})", *changes])
+        source = METHOD.format(_source(options), name=options.target, settings=made_with)
+        return made, source, f"{', '.join([options.target, *changes])} in {options.env}, task {task.id}"
+
+    made, source, title = build(usual)
+    drawing = Drawing(options.target, path, to_mermaid(made), made, lambda: inputs, source)
 
     def begin(number: int, input: Any) -> Walk:
+        nonlocal settings, made
+        if input is not None and (asked := read_settings(usual, input)) != settings:
+            made, source, walk.title = build(asked)
+            settings = asked
+            drawing.renew(made, source)
+            walk.settings = settings_form(options.target, usual, settings)
         return start(drawing.wire_onto(made), {**first, "episode": number + options.episodes}, thread=f"walk-{number}")
 
-    walk = WalkSession(f"{options.target} in {options.env}, task {task.id}", begin)
+    walk = WalkSession(title, begin)
+    walk.settings = settings_form(options.target, usual, settings)
     with suppress(FlowError):  # the page shows what is wrong with the saved drawing
         walk.start()
     return Studio(options.target, drawing, walk, opens="walk")

@@ -57,6 +57,8 @@ class WalkSession:
         reload: Callable[[], Any] = lambda: None,
     ) -> None:
         self.title, self.form = title, form
+        self.settings: dict[str, Any] | None = None
+        """The form of what a run is built with, {schema, value, title}; a run that begins with it as its input is built anew."""
         self._reload, self._note, self.begin = reload, "", begin
         self._first = {} if graph is None else {"": show_graph(to_mermaid(graph), graph)}
         self._branches: dict[str, WalkBranch] = {}
@@ -136,6 +138,7 @@ class WalkSession:
             "current": self._current,
             "can": self._can(None),
             "form": self.form,
+            "settings": self.settings,
             "breaks": sorted(self._breaks),
             "version": f"{self._version} {running}",
         }

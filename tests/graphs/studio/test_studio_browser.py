@@ -265,6 +265,29 @@ async def test_a_drawing_is_edited_beside_its_picture_and_saved(tmp_path: Path, 
             assert path.read_text().endswith("act --> lost")
 
 
+async def test_settings_of_a_method_are_changed_in_a_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    beta = "[...document.querySelectorAll('.settings label')].find((one) => one.textContent === 'beta').parentElement"
+    button = "[...document.querySelectorAll('button')].find((one) => one.textContent === 'Settings …')"
+    with serve("jitrl", episodes=1) as url:
+        async with page(tmp_path / "profile", url) as opened:
+            await until(opened, f"{LIT} === 'begin' && {button} !== undefined")
+            await opened.run(f"{button}.click()")
+            await until(opened, "document.activeElement.closest('.settings') !== null")
+            assert await opened.run(f"{beta}.querySelector('b') === null && {beta}.textContent.includes('default: 10')")
+            for typed, seen in (("-2", f"{ALERT}.includes('beta')"), ("0.05", "document.querySelector('.settings') === null")):
+                await opened.run(f"{beta}.querySelector('input').select()")
+                await press(opened, *typed)
+                await until(opened, f"{beta}.querySelector('b')?.textContent === 'default: 10'")
+                await press(opened, "Enter", ctrl=True)
+                await until(opened, seen)
+            await until(opened, "document.querySelector('.run h2').textContent.startsWith('jitrl, beta=0.05 in toy')")
+            await until(opened, "document.querySelector('.run .picture').textContent.includes('beta = 0.05')")
+            assert await opened.run("document.querySelectorAll('.forks li').length") == 2
+            await opened.run("location.hash = 'drawing'")  # was read before
+            await until(opened, "document.querySelector('.editor .picture').textContent.includes('beta = 0.05')")
+
+
 async def test_a_node_is_put_in_by_a_click_and_moved_by_the_mouse_and_the_python_file_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,7 +34,7 @@ from waiting import PATIENCE
 import learngraph
 from learngraph.graphs.studio.command import open_studio
 from learngraph.graphs.studio.drawing import Drawing
-from learngraph.graphs.studio.forms import answer_form, input_form, question_text
+from learngraph.graphs.studio.forms import answer_form, input_form, question_text, read_settings, settings_form
 from learngraph.graphs.studio.options import StudioOptions
 from learngraph.graphs.studio.walk_session import StudioError, WalkSession
 from learngraph.graphs.studio.widget import studio_view, widget_module
@@ -498,6 +499,56 @@ def test_the_python_file_of_a_methods_drawing_makes_its_graph(tmp_path: Path, mo
     drawing.save(text, drawing.read()["version"])
     drawing.write_python()
     assert "modulate" in runpy.run_path(str(drawing.path.with_suffix(".py")))["graph"].nodes
+
+
+def test_settings_of_a_methods_form_go_into_the_walk_and_the_python_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    studio = open_studio(StudioOptions("jitrl:paper-equations", episodes=1))
+    seen = studio.answer("overview", {"view": "walk"})
+    form, branch = seen["settings"], seen["branches"][0]
+    assert form["schema"]["properties"]["beta"]["default"] == form["value"]["beta"] == 1.0
+
+    def begin(**changes: Any) -> Any:
+        place = {"branch": branch["id"], "expected": branch["place"]}
+        return studio.answer("act", {"view": "walk", "do": "begin", **place, "input": {**form["value"], **changes}})
+
+    for changes, said in (
+        ({"k": "many"}, "k is to be an integer, got 'many'"),
+        ({"k": 0}, "at least 1"),
+        ({"q": 1}, "no option 'q'"),
+    ):
+        with pytest.raises(UserError, match=said):
+            begin(**changes)
+    assert all(part["description"] for part in form["schema"]["properties"].values())  # inherited ones, too
+    first = studio.answer("drawing", {})
+    seen = begin(k=3, beta=2.5)
+    assert seen["title"].startswith("jitrl:paper-equations, k=3, beta=2.5 in toy")
+    assert seen["settings"]["value"]["k"] == 3
+    assert len(seen["branches"]) == 2
+    text = studio.answer("drawing", {})
+    assert (first["graph"], text["graph"]) == (0, 1)
+    assert "beta = 2.5" in str(studio.answer("check", {"text": text["text"]})["graph"])
+    studio.answer("save", {"text": text["text"], "version": text["version"]})
+    studio.answer("python", {})
+    written = Path("jitrl-paper-equations.py")
+    assert "replace(method_settings('jitrl:paper-equations'), k=3, beta=2.5)" in written.read_text()
+    made = runpy.run_path(str(written))["graph"]
+    assert "beta = 2.5" in str(Drawing("", written.with_suffix(".mmd"), "", made).check(text["text"])["graph"])
+    assert begin()["title"].startswith("jitrl:paper-equations in toy")  # back to where it was
+
+
+def test_a_setting_without_a_docstring_has_its_type_and_default_in_the_form() -> None:
+    @dataclass(frozen=True)
+    class Plain:
+        depth: int | None = 3
+        prefix: str = ""
+
+    made = settings_form("plain", Plain(), Plain(5))
+    field, value = made["schema"]["properties"]["depth"], made["value"]
+    assert (field["anyOf"][0]["type"], field["default"], field["description"], value["depth"]) == ("integer", 3, "", 5)
+    assert read_settings(Plain(), {"depth": None, "prefix": "a & b=3?"}) == Plain(None, "a & b=3?")
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", None])

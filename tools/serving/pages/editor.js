@@ -74,9 +74,9 @@ function mark(view, findings) {
 
 const isSame = (edge, other) => ["source", "target", "label"].every((part) => edge[part] === other?.[part]);
 
-function Palette({ ask, insert, found }) {
+function Palette({ ask, insert, found, graph }) {
   const [groups, setGroups] = useState(null), [wanted, setWanted] = useState("");
-  useEffect(() => { ask("nodes").then(setGroups, () => setGroups([])); }, []);
+  useEffect(() => { ask("nodes").then(setGroups, () => setGroups([])); }, [graph]);
   found.current = (groups ?? []).filter((group) => group.own).flatMap((group) => group.nodes.map((node) => node.name));
   const words = wanted.toLowerCase().split(/\s+/).filter(Boolean);
   const fits = (group, node) => words.every((word) => `${group.name} ${node.name} ${node.about}`.toLowerCase().includes(word));
@@ -123,14 +123,15 @@ export function EditorView({ ask, dirty, here }) {
     }
   }
   dirty.save = () => save();
-  // What another tab or program has saved is shown, as long as nothing was changed here.
+  // What another tab or program has saved is shown, as long as nothing was changed here; what the nodes are made with, always.
   async function follow() {
     if (document.hidden || !now.current.file || dirty.current) return;
     try {
-      const found = await ask("drawing");
-      if (dirty.current || found.version === now.current.file.version) return;
-      setFile(found);
-      if (found.text !== now.current.text) replace(found.text);
+      const found = await ask("drawing"), known = now.current.file, isMine = dirty.current;
+      if (found.graph === known.graph && (isMine || found.version === known.version)) return;
+      setFile(isMine ? { ...known, graph: found.graph } : found);
+      if (isMine || found.text === now.current.text) check(now.current.text);
+      else replace(found.text);
     } catch { /* the next try may succeed; saving says what is wrong */ }
   }
   function replace(words) {  // only what differs, so that the cursor stays, and as a change of its own for Ctrl Z
@@ -213,7 +214,7 @@ export function EditorView({ ask, dirty, here }) {
       <div><div class="card code" ref=${host}></div>
         <div class="card"><h3>Check</h3><div role="status">${findings.length === 0 ? html`<p class="soft">Nothing is wrong with this drawing.</p>`
           : html`<ol class="findings">${findings.map((one) => html`<li class=${one.severity}>${one.line ? html`<button type="button" class="plain" onClick=${() => toLine(one.line)}>line ${one.line}</button> ` : ""}${one.message}</li>`)}</ol>`}</div></div>
-        <${Palette} ask=${ask} insert=${insert} found=${names}/></div>
+        <${Palette} ask=${ask} insert=${insert} found=${names} graph=${file?.graph}/></div>
       <div><div class="card">${picture ? html`<${GraphPicture} graph=${picture} stale=${unread} lit=${[chosen].filter((one) => typeof one === "string")} pick=${setChosen} edit=${mouse}/><${Legend} graph=${picture}/>` : html`<p class="soft">The picture appears when the text can be read.</p>`}</div></div>
     </div>
   </section>`;

@@ -4,8 +4,10 @@ const { html, useEffect, useRef, useState } = viewLibrary;
 function resolve(schema, root) {
   const found = schema?.$ref ? schema.$ref.slice(2).split("/").reduce((part, key) => part?.[key], root) : schema ?? {};
   const kinds = (found?.anyOf ?? []).filter((one) => one.type !== "null");
-  return kinds.length === 1 ? { ...resolve(kinds[0], root), title: found.title } : found ?? {};
+  return kinds.length === 1 ? { ...resolve(kinds[0], root), ...found, anyOf: undefined } : found ?? {};
 }
+
+const same = (one, other) => JSON.stringify(one) === JSON.stringify(other);
 
 function Json({ id, value, set }) {
   const [text, setText] = useState(() => JSON.stringify(value ?? null, null, 1));
@@ -17,6 +19,13 @@ function Json({ id, value, set }) {
     } catch (error) { event.currentTarget.setCustomValidity(`This is no JSON: ${error.message}`); }
   };
   return html`<textarea id=${id} rows=${Math.min(12, text.split("\n").length)} value=${text} onInput=${write}></textarea>`;
+}
+
+/** It keeps the text that is typed: of `0.0` on the way to `0.05` the number alone is 0. */
+function NumberInput({ id, step, value, set }) {
+  const [text, setText] = useState(""), read = (words) => (words === "" ? null : +words);
+  const write = (event) => { setText(event.currentTarget.value); set(read(event.currentTarget.value)); };
+  return html`<input id=${id} type="number" step=${step} value=${read(text) === (value ?? null) ? text : String(value)} onInput=${write}/>`;
 }
 
 function Field({ id, name, schema, root, value, set }) {
@@ -32,11 +41,13 @@ function Field({ id, name, schema, root, value, set }) {
         <button type="button" aria-label=${`remove ${i}`} onClick=${() => set(value.filter((_, n) => n !== i))}>−</button></div>`)}
       <button type="button" onClick=${() => set([...(value ?? []), resolve(is.items, root).type === "string" ? "" : null])}>+</button>`);
   }
-  const about = is.description && html`<span class="soft"> ${is.description}</span>`;
+  const usual = schema.default !== undefined && `default: ${JSON.stringify(schema.default)}`;
+  const told = [is.description || (usual && is.type), usual && (same(schema.default, value) ? usual : html`<b>${usual}</b>`)].filter(Boolean);
+  const about = told.length > 0 && html`<span class="soft"> ${told[0]} ${told[1]}</span>`;
   const choices = is.enum && (is.enum.includes(value) ? is.enum : [undefined, ...is.enum]);
   const field = is.enum ? html`<select id=${id} value=${value} onChange=${(event) => set(choices[event.currentTarget.selectedIndex])}>${choices.map((one) => html`<option selected=${one === value}>${one === undefined ? "not set" : String(one)}</option>`)}</select>`
     : is.type === "boolean" ? html`<input id=${id} type="checkbox" checked=${value} onChange=${(event) => set(event.currentTarget.checked)}/>`
-    : is.type === "number" || is.type === "integer" ? html`<input id=${id} type="number" step=${is.type === "integer" ? 1 : "any"} value=${value} onInput=${(event) => set(event.currentTarget.value === "" ? null : +event.currentTarget.value)}/>`
+    : is.type === "number" || is.type === "integer" ? html`<${NumberInput} id=${id} step=${is.type === "integer" ? 1 : "any"} value=${value} set=${set}/>`
     : is.type === "string" && typeof (value ?? "") === "string" ? html`<textarea id=${id} rows=${Math.min(10, Math.ceil((value ?? "").length / 60) || 1)} value=${value ?? ""} onInput=${(event) => set(event.currentTarget.value)}></textarea>`
     : html`<${Json} id=${id} value=${value} set=${set}/>`;
   return html`<div class="field">${label && html`<label for=${id}>${label}</label>`}${about}${field}</div>`;
@@ -53,7 +64,7 @@ export function Form({ form, title, button = "Write", submit, close = null }) {
     const isLine = event.target.rows === 1 && !event.shiftKey && !event.isComposing;
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey || isLine)) { event.preventDefault(); box.current.requestSubmit(); }
   };
-  return html`<form class="ask" ref=${box} onSubmit=${(event) => { event.preventDefault(); submit(value); }} onKeyDown=${press}>
+  return html`<form class=${form.title ? "ask settings" : "ask"} ref=${box} onSubmit=${(event) => { event.preventDefault(); submit(value); }} onKeyDown=${press}>
     ${title && html`<p><b>${title}</b></p>`}<${Field} id=${id} schema=${form.schema} root=${form.schema} value=${value} set=${setValue}/>
     <div class="toolbar"><button class="main">${button}</button>${close && html`<button type="button" onClick=${close}>Cancel</button>`}<span class="soft">Enter, or Ctrl+Enter in a longer field; Shift+Enter breaks the line</span></div></form>`;
 }

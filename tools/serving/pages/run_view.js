@@ -47,12 +47,13 @@ const BUTTONS = [
   ["begin", "New run", "n", "begin another run"],
 ];
 
-function Toolbar({ names, breaks, act, stop, mark, busy, stopping, nodes }) {
+function Toolbar({ names, breaks, act, stop, mark, busy, stopping, nodes, change }) {
   const can = new Set(names);
   return html`<div class="toolbar" role="toolbar" aria-label="walk">
     ${BUTTONS.filter(([name]) => !["into", "out", "keep", "drop"].includes(name) || can.has(name)).map(([name, text, key, title]) => html`<button key=${name} type="button" disabled=${busy || !can.has(name)} title=${`${title} (${key})`}
       aria-keyshortcuts=${key} class=${name === "step" ? "main" : ""} onClick=${() => act(name)}>${text} <kbd>${key}</kbd></button>`)}
     ${busy && html`<button type="button" class="main" disabled=${stopping} title="stop at the model's next token, or after the node that is running" onClick=${stop}>${stopping ? "Stopping …" : "Stop"}</button>`}
+    ${change && html`<button type="button" disabled=${busy} title="change the method's settings, and begin a run with them" onClick=${change}>Settings …</button>`}
     <${Breakpoints} nodes=${nodes} breaks=${breaks} act=${mark}/>
     <label>to <select disabled=${busy || !can.has("until")} onChange=${(event) => { const node = event.currentTarget.value; event.currentTarget.value = ""; if (node) act("until", { node }); }}>
       <option value="">run to …</option>${nodes.map((name) => html`<option>${name}</option>`)}</select></label>
@@ -246,13 +247,14 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
     ${held && html`<div role="alert" class="note warn"><p>The drawing has changes that are not saved. A run walks what is saved.</p>
       <button type="button" class="main" onClick=${() => unsaved.save().then((failed) => (failed ? report(new Error(failed)) : held()))}>Save and run it</button><button type="button" onClick=${held}>Run without the changes</button>
       <button type="button" class="plain" onClick=${() => setHeld(null)}>Cancel</button></div>`}
-    ${live && html`<${Toolbar} names=${can} breaks=${overview.breaks} act=${act} stop=${() => { setStopping(true); tell({ do: "stop" }); }} stopping=${stopping} mark=${(more) => tell({ do: "break", ...more })} busy=${busy} nodes=${nodes}/>`}
+    ${live && html`<${Toolbar} names=${can} breaks=${overview.breaks} act=${act} stop=${() => { setStopping(true); tell({ do: "stop" }); }} stopping=${stopping} mark=${(more) => tell({ do: "break", ...more })} busy=${busy} nodes=${nodes}
+      change=${overview.settings && (() => setAsking({ form: overview.settings }))}/>`}
     ${shown?.inside?.length > 0 && html`<p class="soft">inside ${shown.inside.join(" › ")}</p>`}
     ${live && shown?.questions.length > 0 && html`<${Questions} key=${shown.questions.map((one) => one.id).join()} questions=${shown.questions} act=${act} busy=${busy}/>`}
     ${busy && running.length > 0 && html`<p class="note">${running.map((one) => `${one.node}, ${one.seconds.toFixed(1)} s`).join("; ")}${stopping ? ": the walk stops when that has ended" : ""}</p>`}
     <p class="sr" role="status">${busy ? "running" : moment?.title ?? ""}</p>
     ${[...overview.problems, ...(moment?.problems ?? [])].map((text) => html`<p class="note warn">${text}</p>`)}
-    ${(asking ? !asking.channel : isNew && !isChat && overview.form) && html`<div class="card"><${Form} title="Input of the run" form=${overview.form} button="Begin" submit=${(input) => act("begin", { input })} close=${asking && (() => setAsking(null))}/></div>`}
+    ${(asking ? !asking.channel : isNew && !isChat && overview.form) && html`<div class="card"><${Form} title=${asking?.form.title ?? "Input of the run"} form=${asking?.form ?? overview.form} button=${asking?.form.title ? "Begin a run with these" : "Begin"} submit=${(input) => act("begin", { input })} close=${asking && (() => setAsking(null))}/></div>`}
     ${isChat && html`<${Chat} state=${moment?.state} live=${running} act=${act} can=${can.includes("say")} busy=${busy}/>`}
     ${graph && html`<div class="card"><${GraphPicture} graph=${graph} lit=${moment?.lit ?? []} passes=${moment?.passes ?? null} breaks=${overview.breaks ?? []}
       pick=${live && can.includes("until") ? (node) => act("until", { node }) : null}/><${Legend} graph=${graph}/></div>`}
