@@ -200,7 +200,11 @@ def test_feedback_that_means_nothing_is_refused(arguments: dict[str, Any], says:
 @pytest.mark.parametrize(
     ("method", "arguments", "says"),
     [
-        ("feedback", ("a", 1.0), "too many positional arguments; it takes thread_id=, reward=, text=, run_id=, source="),
+        (
+            "feedback",
+            ("a", 1.0),
+            "too many positional arguments; it takes thread_id=, reward=, text=, run_id=, message_id=, source=",
+        ),
         ("quarantine", ("a", None), "reason is a text; got None"),
         ("quarantine", ("a",), "missing a required argument: 'reason'"),
         ("release", (b"a",), "thread_id is a text or a whole number or a UUID; got b'a'"),
@@ -555,7 +559,11 @@ def test_all_is_forgotten_where_that_is_asked_for_and_a_none_is_no_such_question
     ("method", "given", "says"),
     [
         ("feedback", {"rewrd": 1}, r"has tenant; got rewrd; did you mean reward=\?"),
-        ("feedback", {"comment": "x"}, "got comment; the method takes tenant=, thread_id=, reward=, text=, run_id=, source="),
+        (
+            "feedback",
+            {"comment": "x"},
+            "got comment; the method takes tenant=, thread_id=, reward=, text=, run_id=, message_id=, source=",
+        ),
         ("forget", {"thread_ids": None}, r"got thread_ids; did you mean threads=\?"),
         *((name, {"tennant": "acme"}, r"got tennant; did you mean tenant=\?") for name in ("export", "learn", "status")),
         ("quarantine", {"reason": "x", "tennant": "acme"}, r"got tennant; did you mean tenant=\?"),

@@ -63,12 +63,13 @@ def play(method: str, played: Sequence[Step]) -> tuple[dict[str, Any], list[tupl
                 learner.learn(tenant=tenant)
             read += [(tenant, text) for text in model.criticised]
     for tenant in said:
-        said[tenant].append([_without_run_ids(one) for one in learner.export(tenant=tenant)])
+        said[tenant].append([_without_ids_and_times(one) for one in learner.export(tenant=tenant)])
     return said, read
 
 
-def _without_run_ids(conversation: dict[str, Any]) -> dict[str, Any]:
-    return {**conversation, "turns": [{**turn, "run_id": ""} for turn in conversation["turns"]]}
+def _without_ids_and_times(conversation: dict[str, Any]) -> dict[str, Any]:
+    turns = [{**turn, "run_id": "", "replies": []} for turn in conversation["turns"]]
+    return {**conversation, "turns": turns, "ratings": [{**one, "at": ""} for one in conversation["ratings"]]}
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in ("adamem", "adamem-high")])
