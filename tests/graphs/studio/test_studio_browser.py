@@ -340,6 +340,65 @@ async def test_a_node_is_put_in_by_a_click_and_moved_by_the_mouse_and_the_python
     assert float(made.stdout) > 0
 
 
+async def test_a_node_goes_behind_what_is_chosen_or_before_the_end_and_undo_brings_all_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = "[...document.querySelector('.code').shadowRoot.querySelectorAll('.cm-line')].map((one) => one.textContent.trim())"
+    text, place = f"{lines}.join('; ')", "document.querySelector('.palette h3').textContent"
+    first = (
+        "flowchart LR; START --> Begin --> UniformPolicy --> Choose --> Act; Act -->|next step| UniformPolicy; Act -->|over| "
+    )
+    last = first + "ZeroJudge --> END; "
+    both = (
+        first.partition("Act -->|")[0] + "Act --> Push; Push -->|next step| UniformPolicy; Push -->|over| ZeroJudge --> END; "
+    )
+
+    def behind(box: str) -> str:
+        lit = f"document.querySelector('.editor [data-box={box}]')?.classList.contains('lit')"
+        return f"{place} === 'Nodes a click puts one behind {box}' && {lit}"
+
+    with serve("agent.mmd") as url:
+        async with page(tmp_path / "profile", url) as opened:
+
+            async def put(node: str) -> None:
+                await opened.run(
+                    f"[...document.querySelectorAll('.palette button')].find((one) => one.textContent === '{node}').click()"
+                )
+
+            async def choose(part: str) -> None:
+                await opened.run(
+                    f"document.querySelector('.editor [{part}]').dispatchEvent(new MouseEvent('click', {{bubbles: true}}))"
+                )
+
+            await until(
+                opened, "document.querySelectorAll('.palette li').length > 100 && document.querySelector('[data-box=Act]')"
+            )
+            assert await opened.run(place) == "Nodes a click puts one before the end"
+            await put("ZeroJudge")
+            await until(opened, f"{text} === {last!r} && {behind('ZeroJudge')}")
+            await choose("data-box=Act")  # two arrows leave it
+            await until(opened, behind("Act"))
+            await put("Push")
+            await until(opened, f"{text} === {both!r} && {behind('Push')}")
+            await opened.run("document.querySelector('.palette li button').focus()")
+            await press(opened, "z", ctrl=True)
+            await until(opened, f"{text} === {last!r} && {behind('Act')}")  # the choice is there again, too
+            await choose("data-box=END")
+            await until(opened, f"{place}.endsWith('before the end')")
+            await choose("data-from=Act][data-to=ZeroJudge")
+            await until(opened, f"{place}.endsWith('between Act and ZeroJudge')")
+            await press(opened, "z", ctrl=True)
+            await until(opened, f"{text} === {first + 'END; '!r} && {place}.endsWith('before the end')")
+            await opened.run("document.querySelector('.code').shadowRoot.querySelector('.cm-content').focus()")
+            await press(opened, "End", ctrl=True)
+            await opened.ask("Input.insertText", text="  Choose --> END")
+            await until(opened, "document.querySelector('.editor [data-from=Choose][data-to=END]') !== null")
+            await put("ZeroJudge")
+            said = "Click the box that ZeroJudge is to follow, or the arrow that it is to stand in: several lead to the end"
+            await until(opened, f"{ALERT} === '{said} (Act to END (over); Choose to END).'")
+
+
 async def test_what_the_mouse_puts_in_and_the_check_passes_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A label and a condition stay with their arrow; an arrow that the agent's model leads by itself takes no node."""
     monkeypatch.chdir(tmp_path)

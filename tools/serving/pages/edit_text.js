@@ -57,11 +57,29 @@ export function putInto(text, name, edge, edges) {
   return changed(text, rewrite(text, (chain) => [chain.flatMap((part, i) => (isArrow(chain, i, edge) ? [named(part, edge.target), name, "-->"] : [part]))]));
 }
 
-/** With a box put behind another, into the one arrow that leaves it; a box that nothing leaves gets one. */
+/** With a box put behind another: what left that one leaves the new box, and an only arrow keeps its label before it. */
 export function putBehind(text, name, place, edges) {
-  const leaving = edges.filter((edge) => edge.source === place);
-  if (leaving.length > 1 && leaving.some((edge) => !edge.bound)) throw new Error(`Several arrows leave '${place}': click the one that ${name} is to stand in (${leaving.filter((edge) => !edge.bound).map(said).join("; ")}).`);
-  return leaving.length ? putInto(text, name, leaving[0], edges) : addArrow(addArrow(text, place, name), name, "END");
+  const leaving = edges.filter((edge) => edge.source === place), joint = [[place, "-->", name]];
+  if (!leaving.length) return addArrow(addArrow(text, place, name), name, "END");
+  if (leaving.length === 1) return putInto(text, name, leaving[0], edges);
+  leaving.forEach((edge) => refuseBound(edge, name, edges));
+  return changed(text, rewrite(text, (chain) => {
+    const chains = [[]];
+    chain.forEach((part, i) => {
+      chains.at(-1).push(part);
+      if (i % 2 || i === chain.length - 1 || !namesOf(part).includes(place)) return;
+      const leaves = part.split("&").map((box) => (namesOf(box)[0] === place ? name : box.trim())).join(" & ");
+      chains.push(...joint.splice(0), [leaves]);
+    });
+    return chains;
+  }));
+}
+
+/** With a box put into the one arrow that enters END. */
+export function putLast(text, name, edges) {
+  const free = edges.filter((edge) => edge.target === "END" && !edge.bound);
+  if (free.length === 1) return putInto(text, name, free[0], edges);
+  throw new Error(`Click the box that ${name} is to follow, or the arrow that it is to stand in: ${free.length ? `several lead to the end (${free.map(said).join("; ")})` : "no arrow that the drawing leads enters the end"}.`);
 }
 
 /** With a box taken out of its place and put into an arrow: what led to it leads on to where its arrow went. */

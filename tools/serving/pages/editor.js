@@ -1,6 +1,6 @@
 // The drawing: its Mermaid text beside the live picture, the check's findings at their lines, and the palette of nodes.
 const { html, useEffect, useRef, useState } = viewLibrary;
-import { addArrow, moveInto, putBehind, putInto, removeArrow } from "./edit_text.js";
+import { addArrow, moveInto, putBehind, putInto, putLast, removeArrow } from "./edit_text.js";
 import { GraphPicture, Legend } from "./graph.js";
 
 const E = editorLibrary;
@@ -74,17 +74,17 @@ function mark(view, findings) {
 
 const isSame = (edge, other) => ["source", "target", "label"].every((part) => edge[part] === other?.[part]);
 
-function Palette({ ask, insert, found, graph }) {
+function Palette({ ask, insert, found, graph, chosen }) {
   const [groups, setGroups] = useState(null), [wanted, setWanted] = useState("");
   useEffect(() => { ask("nodes").then(setGroups, () => setGroups([])); }, [graph]);
   found.current = (groups ?? []).filter((group) => group.own).flatMap((group) => group.nodes.map((node) => node.name));
   const words = wanted.toLowerCase().split(/\s+/).filter(Boolean);
   const fits = (group, node) => words.every((word) => `${group.name} ${node.name} ${node.about}`.toLowerCase().includes(word));
-  return html`<div class="card palette"><h3>Nodes</h3><input type="search" placeholder="search the nodes" aria-label="search the nodes" value=${wanted} onInput=${(event) => setWanted(event.currentTarget.value)}/>
+  return html`<div class="card palette"><h3>Nodes <span class="soft">${`a click puts one ${typeof chosen === "string" ? `behind ${chosen}` : chosen ? `between ${chosen.source} and ${chosen.target}` : "before the end"}`}</span></h3><input type="search" placeholder="search the nodes" aria-label="search the nodes" value=${wanted} onInput=${(event) => setWanted(event.currentTarget.value)}/>
     ${groups?.map((group) => {
       const nodes = group.nodes.filter((node) => fits(group, node));
       return nodes.length > 0 && html`<details key=${group.name} open=${group.own || words.length > 0}><summary>${group.name} <span class="soft">${nodes.length}</span></summary>
-        <ul>${nodes.map((node) => html`<li><button type="button" class="plain" title=${`put it into the chosen arrow, or behind the chosen box${node.module && ` (from ${node.module} import ${node.name})`}`} onClick=${() => insert(node.name, group.own)}><b>${node.name}</b></button>
+        <ul>${nodes.map((node) => html`<li><button type="button" class="plain" title=${node.module && `from ${node.module} import ${node.name}`} onClick=${() => insert(node.name, group.own)}><b>${node.name}</b></button>
           ${" "}<span class="soft">${node.about}</span><span class="soft flow">${["reads", "writes", "settings"].filter((part) => node[part]).map((part) => `${part} ${node[part]}`).join("; ")}</span></li>`)}</ul></details>`;
     })}</div>`;
 }
@@ -92,8 +92,8 @@ function Palette({ ask, insert, found, graph }) {
 export function EditorView({ ask, dirty, here }) {
   const host = useRef(null), editor = useRef(null), names = useRef([]), turn = useRef(0), edits = useRef(Promise.resolve());
   const [file, setFile] = useState(null), [text, setText] = useState(""), [picture, setPicture] = useState(null);
-  const [findings, setFindings] = useState([]), [unread, setUnread] = useState(false), [told, setTold] = useState(null), [chosen, setChosen] = useState(null), now = useRef({});
-  now.current = { file, text, chosen, here };
+  const [findings, setFindings] = useState([]), [unread, setUnread] = useState(false), [told, setTold] = useState(null), [choices, setChoices] = useState([]), now = useRef({});
+  now.current = { file, text, choices, here };
   dirty.current = file !== null && text !== file.text;
 
   async function check(words) {
@@ -164,22 +164,25 @@ export function EditorView({ ask, dirty, here }) {
       } catch (error) { setTold({ bad: true, text: error.message }); }
     });
   };
+  // The last choice that is in the drawing: where one was put in and undone, the choice before it. Before the end is where one begins.
+  const lastDrawn = (drawn, edges) => now.current.choices.map((one) => (typeof one === "string" ? drawn.find((name) => name === one) : edges.find((edge) => isSame(edge, one)))).findLast(Boolean);
+  const choose = (one) => setChoices((before) => (one === "END" ? [] : [...before, one]));
+  const chosen = picture && lastDrawn(picture.nodes.map((node) => node.name), picture.edges);
   // Of the catalogue's nodes there may be several in a drawing, which are numbered; a graph's own node is drawn once.
   const insert = (name, own) => edit((words, edges, drawn) => {
     if (own && drawn.includes(name)) throw new Error(`'${name}' is drawn already, and the graph has one of it; drag its box onto an arrow to move it.`);
     let called = name;
     for (let n = 2; drawn.includes(called); n += 1) called = `${name}_${n}`;
-    const place = now.current.chosen, arrow = edges.find((edge) => isSame(edge, place)) ?? (drawn.includes(place) ? null : edges.find((edge) => edge.target === "END" && !edge.bound));
-    if (!arrow && !drawn.includes(place)) throw new Error(`Click the arrow that ${name} is to stand in, or the box before it.`);
-    const made = arrow ? putInto(words, called, arrow, edges) : putBehind(words, called, place, edges);
-    setChosen(called);
+    const place = lastDrawn(drawn, edges);
+    const made = !place ? putLast(words, called, edges) : typeof place === "string" ? putBehind(words, called, place, edges) : putInto(words, called, place, edges);
+    choose(called);
     return made;
   });
   const mouse = {
     arrow: (from, to) => edit((words) => addArrow(words, from, to)),
     move: (name, edge) => edit((words, edges) => moveInto(words, name, edges.find((one) => isSame(one, edge)) ?? edge, edges)),
     cut: (edge) => edit((words) => removeArrow(words, edge)),
-    choose: setChosen,
+    choose,
     chosen: (edge) => isSame(edge, chosen),
   };
   useEffect(() => {  // the editor's keys, also while the focus is on the palette or nowhere
@@ -206,7 +209,7 @@ export function EditorView({ ask, dirty, here }) {
     <div class="head"><h2>${file?.title ?? "Drawing"}</h2><span class="soft">${file ? `${file.path}${file.exists ? "" : ", not written yet"}${changed ? ", changed" : ""}` : ""}</span></div>
     <div class="toolbar"><button type="button" class="main" disabled=${!file} aria-keyshortcuts="Control+S" onClick=${() => save()}>Save <kbd>Ctrl S</kbd></button>
       <button type="button" disabled=${!file?.exists || changed} title=${file?.exists && !changed ? "write the Python that makes this graph, beside the drawing's file" : "save the drawing first: the Python file reads what is saved"} onClick=${writePython}>Write its Python file</button>
-      <span class="soft">A node of the list goes into the arrow that you click, or behind the box. Drag a box onto another to draw an arrow, or onto an arrow to move it there; a double click takes an arrow away.</span></div>
+      <span class="soft">A node of the list goes behind the box that you click, or into the arrow; before the end if none is chosen. Drag a box onto another to draw an arrow, or onto an arrow to move it there; a double click takes an arrow away.</span></div>
     ${told && html`<div role=${told.bad ? "alert" : "status"} class=${`note ${told.bad ? "bad" : "good"}`}><p>${told.text}</p>
       ${told.theirs && html`<button type="button" onClick=${() => { setFile({ ...file, text: told.theirs.text, version: told.theirs.version }); replace(told.theirs.text); setTold(null); }}>Take the file's text</button>
         <button type="button" onClick=${() => save(told.theirs.version)}>Save mine over it</button>`}</div>`}
@@ -214,8 +217,8 @@ export function EditorView({ ask, dirty, here }) {
       <div><div class="card code" ref=${host}></div>
         <div class="card"><h3>Check</h3><div role="status">${findings.length === 0 ? html`<p class="soft">Nothing is wrong with this drawing.</p>`
           : html`<ol class="findings">${findings.map((one) => html`<li class=${one.severity}>${one.line ? html`<button type="button" class="plain" onClick=${() => toLine(one.line)}>line ${one.line}</button> ` : ""}${one.message}</li>`)}</ol>`}</div></div>
-        <${Palette} ask=${ask} insert=${insert} found=${names} graph=${file?.graph}/></div>
-      <div><div class="card">${picture ? html`<${GraphPicture} graph=${picture} stale=${unread} lit=${[chosen].filter((one) => typeof one === "string")} pick=${setChosen} edit=${mouse}/><${Legend} graph=${picture}/>` : html`<p class="soft">The picture appears when the text can be read.</p>`}</div></div>
+        <${Palette} ask=${ask} insert=${insert} found=${names} graph=${file?.graph} chosen=${chosen}/></div>
+      <div><div class="card">${picture ? html`<${GraphPicture} graph=${picture} stale=${unread} lit=${[chosen].filter((one) => typeof one === "string")} pick=${choose} edit=${mouse}/><${Legend} graph=${picture}/>` : html`<p class="soft">The picture appears when the text can be read.</p>`}</div></div>
     </div>
   </section>`;
 }
