@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from langchain_core.runnables import RunnableConfig
@@ -50,3 +51,10 @@ class WalkBranch:
     def is_at_fork(self) -> bool:
         """True if it has taken no step of its own."""
         return bool(self.parent) and not self.is_turn and len(self.walk.inside) == self.level and self.here <= self.fork_at
+
+    def find_turn(self, branches: Mapping[str, WalkBranch]) -> WalkBranch | None:
+        """The turn of a chat that this is or left; None where no turn was before it, and inside a subgraph."""
+        found = self
+        while found.parent and not found.is_turn:
+            found = branches[found.parent]
+        return found if found.is_turn and not self.walk.inside else None

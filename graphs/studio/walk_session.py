@@ -188,8 +188,8 @@ class WalkSession:
         can += ["say"] if self._is_chat and not walk.next else []
         can += ["out"] if walk.inside else []
         can += ["keep"] if walk.branch is not None else []
-        can += ["drop"] if branch.parent else []
-        return [*can, "back"] if branch.here > 0 else can
+        can += ["drop"] if branch.parent and not branch.is_turn else []
+        return [*can, "back"] if branch.here > 0 or branch.find_turn(self._branches) else can
 
     @property
     def _is_chat(self) -> bool:
@@ -368,9 +368,12 @@ class WalkSession:
         return made
 
     def _drop(self, branch: WalkBranch) -> WalkBranch:
-        """Forget a what-if; returns the branch that it left."""
-        if not branch.parent:
-            raise StudioError("this is what really happened: only what-ifs are dropped")
+        """Forget a what-if, with the turns that were said in it; returns the branch that it left."""
+        if not branch.parent or branch.is_turn:
+            raise StudioError(f"{branch.name} is no what-if: only what-ifs are dropped")
+        for turn in [one for one in self._branches.values() if one.parent == branch.id and one.is_turn]:
+            turn.is_turn = False
+            self._drop(turn)
         for child in [one for one in self._branches.values() if one.parent == branch.id]:
             child.parent, child.fork_at = branch.parent, min(child.fork_at, branch.fork_at)
         if branch.walk.branch is not None:
@@ -381,12 +384,17 @@ class WalkSession:
 
     def _step_back(self, branch: WalkBranch) -> WalkBranch:
         """A branch at the moment before. One that has taken no step of its own moves; any other stays, and a what-if leaves it."""
-        if branch.here == 0:
-            raise StudioError(
-                "this is the first moment" + ("; Out leads to the graph around this one" if branch.walk.inside else "")
-            )
-        if not branch.is_at_fork:
+        turn = branch.find_turn(self._branches)
+        if branch.here == 0 and turn is None:
+            around = "; Out leads to the graph around this one" if branch.walk.inside else ""
+            raise StudioError(f"this is the first moment{around}")
+        if not branch.is_at_fork and branch.here > 0:
             return self._fork(branch, branch.here - 1)
+        if not branch.is_at_fork:
+            branch = self._fork(branch, 0)
         branch.walk.back()
-        branch.fork_at = branch.here - 1
+        if branch.here > 0:
+            branch.fork_at = branch.here - 1
+        elif turn is not None:  # past where the turn began, to the end of the one before
+            branch.parent, branch.fork_at = turn.parent, turn.fork_at
         return branch

@@ -26,12 +26,12 @@ def names_of(nodes: Sequence[str]) -> str:
 
 
 def passes_along(path: Sequence[StateSnapshot], graph: Graph) -> dict[tuple[str, str], int]:
-    """How often each arrow of a graph was taken along the moments of a path: (from, to) -> number."""
+    """How often each arrow of a graph was taken along the moments of a path: (from, to) -> number. A fan-out takes one as often as it sends."""
     drawn = {(edge.source, edge.target) for edge in graph.get_graph().edges}
     counted = Counter[tuple[str, str]]()
     moments = [("__start__",), *([task.name for task in one.tasks] for one in path if source_of(one) != "update")]
     for before, after in pairwise(moments):
-        counted.update((a, b) for a in dict.fromkeys(before) for b in dict.fromkeys(after or ("__end__",)) if (a, b) in drawn)
+        counted.update((a, b) for a in dict.fromkeys(before) for b in after or ("__end__",) if (a, b) in drawn)
     ends = {"__start__": "START", "__end__": "END"}
     return {(ends.get(a, a), ends.get(b, b)): times for (a, b), times in counted.items()}
 

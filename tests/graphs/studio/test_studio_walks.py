@@ -385,6 +385,27 @@ def test_an_agent_is_talked_to_and_a_call_is_edited_by_its_tools_schema() -> Non
     assert walk.state["messages"][1].tool_calls[0]["args"] == {"how": "refund"}
 
 
+def test_back_leads_from_the_first_moment_of_a_turn_to_the_end_of_the_turn_before() -> None:
+    walks = desk()
+    walks.act("say", "", "", text="It broke")
+    turn = current(act(walks, "say", text="Again"))
+    assert (turn["name"], "drop" in turn["can"], "back" in turn["can"]) == ("turn 2", False, True)  # it really happened
+    with pytest.raises(StudioError, match="turn 2 is no what-if"):
+        act(walks, "drop")
+    for _ in range(turn["count"] - 1):
+        seen = current(act(walks, "back"))
+    assert (seen["name"], seen["parent"], seen["count"]) == ("what-if 1", turn["id"], 1)
+    seen = current(act(walks, "back"))
+    assert (seen["name"], seen["parent"], seen["note"], len(walks.walks)) == ("what-if 1", "b0", "at the end", 3)
+    assert len(walks.walks["what-if 1"].state["messages"]) == 4
+    assert current(act(walks, "say", text="Otherwise"))["parent"] == seen["id"]  # another second turn
+    assert [message_line(one) for one in walks.walks["turn 3"].state["messages"]][4] == "human: Otherwise"
+    overview = walks.overview()
+    (what_if,) = (one for one in overview["branches"] if one["name"] == "what-if 1")
+    left = walks.act("drop", what_if["id"], what_if["place"])  # the turn that was said in it goes along
+    assert [one["name"] for one in left["branches"]] == ["run 1", "turn 2"]
+
+
 def test_a_turn_that_was_sent_goes_on_after_an_answer() -> None:
     ask = HumanInTheLoopMiddleware({"resolve": True})
     graph = create_agent(Clerk(), [resolve], middleware=[ask], checkpointer=InMemorySaver())

@@ -171,6 +171,11 @@ def test_a_node_that_has_asked_asks_anew_after_going_back() -> None:
     assert walk.resume("bad").resume("no").state["said"] == "bad no"
 
 
+def test_a_fan_out_passes_its_arrow_as_often_as_it_sends() -> None:
+    arrows = {("START", "begin"): 1, ("begin", "play"): 3, ("play", "end"): 1, ("end", "END"): 1}
+    assert begun().finish().passes() == arrows
+
+
 def test_two_questions_at_once_need_their_names() -> None:
     builder = StateGraph(Group)
     builder.add_node("ask", lambda state: {"out": [interrupt(f"number {state['x']}?")]})

@@ -39,10 +39,10 @@ const BUTTONS = [
   ["round", "Round", "r", "run on until this node comes again"],
   ["into", "Into", "i", "enter the graph that is the next node"],
   ["out", "Out", "u", "leave this graph, when it has ended"],
-  ["back", "Back", "b", "to the moment before; what was taken stays in the fork tree"],
+  ["back", "Back", "b", "to the moment before, also of the turn before; what was taken stays in the fork tree"],
   ["fork", "Fork", "f", "another future from the moment that is shown; memory keeps nothing of it"],
   ["keep", "Keep", "k", "write into memory what this what-if has written: from here on it is the real run"],
-  ["drop", "Drop", "d", "forget this what-if"],
+  ["drop", "Drop", "d", "forget this what-if, and the turns that were said in it"],
   ["finish", "Finish", "e", "run to the end"],
   ["begin", "New run", "n", "begin another run"],
 ];
@@ -187,7 +187,7 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
 
   const tell = (args) => ask("act", { view, branch, expected: "", ...args }).then((found) => setOverview(found)).catch(report);
   const begin = (channel, index) => ask("form", { branch, channel, index }).then((form) => setAsking({ channel, index, form }), report);
-  const write = (value) => act("edit", { channel: asking.channel, index: asking.index, value });
+  const write = (value) => JSON.stringify(value) === JSON.stringify(asking.form.value) ? setAsking(null) : act("edit", { channel: asking.channel, index: asking.index, value });
   const editor = (channel, index) => ({
     form: () => asking?.channel === channel && asking.index === index && html`<${Form} title=${index === undefined ? channel : `${channel}, ${index}`} form=${asking.form} submit=${write} close=${() => setAsking(null)}/>`,
     begin: () => begin(channel, index),
