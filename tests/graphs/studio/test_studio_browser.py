@@ -178,7 +178,7 @@ async def test_the_buttons_and_the_header_are_those_of_the_walk_that_is_shown(
     walks = "[...document.querySelectorAll('.forks button')]"
     names = "[...document.querySelectorAll('.run .toolbar > button:enabled')].map((one) => one.textContent.split(' ')[0])"
     shown = f"[document.querySelector('.run .head .soft').textContent, ...{names}].join()"
-    paused, ended = "paused,Step,Round,Back,Fork,Finish,New", "at the end,Back,Fork,Keep,Drop,New"
+    paused, ended = "paused,Step,Round,Back,Fork,Finish,New,Settings", "at the end,Back,Fork,Keep,Drop,New,Settings"
     with serve("jitrl", episodes=0) as url:
         async with page(tmp_path / "profile", url) as opened:
             await until(opened, f"{LIT} === 'begin'")

@@ -27,7 +27,7 @@ export function LongList({ label, count, selected, rows, need, choose, height = 
   for (let i = first; i < last; i += 1) {
     const row = rows(i);
     shown.push(html`<div key=${i} id=${`${id}-${i}`} role="option" class="row" aria-selected=${String(i === selected)}
-      aria-setsize=${count} aria-posinset=${i + 1} style=${{ top: `${i * ROW}px` }} onClick=${() => choose(i)}>
+      aria-setsize=${count} aria-posinset=${i + 1} title=${row && [row.title, row.text].filter(Boolean).join(": ")} style=${{ top: `${i * ROW}px` }} onClick=${() => choose(i)}>
       <span class="number">${i}</span><b>${row?.title ?? "…"}</b><span class="soft">${row?.text ?? ""}</span>${row?.cost && html`<span class="cost">${row.cost}</span>`}</div>`);
   }
   return html`<div class="list" ref=${box} role="listbox" tabindex="0" aria-label=${label} style=${{ maxHeight: `${height}px` }}

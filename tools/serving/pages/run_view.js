@@ -55,9 +55,18 @@ function Toolbar({ names, breaks, act, stop, mark, busy, stopping, nodes, change
     ${busy && html`<button type="button" class="main" disabled=${stopping} title="stop at the model's next token, or after the node that is running" onClick=${stop}>${stopping ? "Stopping …" : "Stop"}</button>`}
     ${change && html`<button type="button" disabled=${busy} title="change the method's settings, and begin a run with them" onClick=${change}>Settings …</button>`}
     <${Breakpoints} nodes=${nodes} breaks=${breaks} act=${mark}/>
-    <label>to <select disabled=${busy || !can.has("until")} onChange=${(event) => { const node = event.currentTarget.value; event.currentTarget.value = ""; if (node) act("until", { node }); }}>
+    <label><select aria-label="run to a node" disabled=${busy || !can.has("until")} onChange=${(event) => { const node = event.currentTarget.value; event.currentTarget.value = ""; if (node) act("until", { node }); }}>
       <option value="">run to …</option>${nodes.map((name) => html`<option>${name}</option>`)}</select></label>
   </div>`;
+}
+
+/** What the walk that is shown is at, and what leads on. */
+function guide(shown, isChat) {
+  if (!shown) return isChat ? "No run has begun: say something in the chat." : "No run has begun: give its input below, or press New run.";
+  if (shown.questions.length) return "The run waits for an answer: give it below.";
+  const what = shown.what_if ? " This is a what-if: memory keeps nothing of it until you press Keep." : "";
+  if (shown.note !== "at the end") return `The walk stands ${shown.note}. Step runs that, Finish runs to the end; a click on a box runs to it.${what}`;
+  return `${isChat ? "The turn has ended: say more, or " : "The run has ended: "}Back leads to earlier moments, Fork tries another future, New run begins again.${what}`;
 }
 
 /** One line a branch: where it left its parent, and how long it is. */
@@ -249,9 +258,10 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
       <button type="button" class="plain" onClick=${() => setHeld(null)}>Cancel</button></div>`}
     ${live && html`<${Toolbar} names=${can} breaks=${overview.breaks} act=${act} stop=${() => { setStopping(true); tell({ do: "stop" }); }} stopping=${stopping} mark=${(more) => tell({ do: "break", ...more })} busy=${busy} nodes=${nodes}
       change=${overview.settings && (() => setAsking({ form: overview.settings }))}/>`}
+    <p class="soft guide">${!live ? `A run that was played. Choose a step to see what was known, decided and remembered${walkOn ? "; Walk on from here opens a live walk" : ""}.`
+      : !busy ? guide(shown, isChat) : `${running.map((one) => `${one.node}, ${one.seconds.toFixed(1)} s`).join("; ") || "Running …"}${stopping ? ": the walk stops when that has ended" : ""}`}</p>
     ${shown?.inside?.length > 0 && html`<p class="soft">inside ${shown.inside.join(" › ")}</p>`}
     ${live && shown?.questions.length > 0 && html`<${Questions} key=${shown.questions.map((one) => one.id).join()} questions=${shown.questions} act=${act} busy=${busy}/>`}
-    ${busy && running.length > 0 && html`<p class="note">${running.map((one) => `${one.node}, ${one.seconds.toFixed(1)} s`).join("; ")}${stopping ? ": the walk stops when that has ended" : ""}</p>`}
     <p class="sr" role="status">${busy ? "running" : moment?.title ?? ""}</p>
     ${[...overview.problems, ...(moment?.problems ?? [])].map((text) => html`<p class="note warn">${text}</p>`)}
     ${(asking ? !asking.channel : isNew && !isChat && overview.form) && html`<div class="card"><${Form} title=${asking?.form.title ?? "Input of the run"} form=${asking?.form ?? overview.form} button=${asking?.form.title ? "Begin a run with these" : "Begin"} submit=${(input) => act("begin", { input })} close=${asking && (() => setAsking(null))}/></div>`}
