@@ -144,13 +144,17 @@ def answer_form(question: Any, graph: Any = None) -> dict[str, Any] | None:
 
 
 def question_text(question: Any) -> str:
-    """A question in one line: that of a record with one, or the record; of calls that wait for approval their descriptions."""
+    """A question in one line: of a record its `question`, of calls that wait for approval their descriptions."""
     if answer_form(question) is None:
-        if isinstance(question, Mapping) and isinstance(question.get("question"), str):
-            return str(question["question"])
-        return to_line(question, 2_000)
+        return to_line(question, 2_000) if not isinstance(question, Mapping) else str(question.get("question", ""))
     told = [one.get("description") or one["name"] for one in question["action_requests"]]
     return to_line("; ".join(" ".join(one.split()) for one in told), 2_000)
+
+
+def question_parts(question: Any) -> dict[str, Any]:
+    """What a record asks beside the line of its question."""
+    is_record = isinstance(question, Mapping) and answer_form(question) is None
+    return {key: value for key, value in question.items() if key != "question"} if is_record else {}
 
 
 def read_answer(text: Any) -> Any:

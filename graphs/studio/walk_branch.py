@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.types import StateSnapshot
+from pydantic_core import to_jsonable_python
 
+from ...tools.notebook.tables import to_line
 from ...tools.notebook.walk import Walk
+from .forms import answer_form, question_parts, question_text
+from .shown_values import show_state
 
 __all__ = []
 
@@ -30,6 +35,8 @@ class WalkBranch:
     runs_on: bool = False
     """True if it was to run to its end: after an answer to a question it goes on."""
     path: list[StateSnapshot] = field(default_factory=list)
+    asked: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The questions that the page has shown, by their ids."""
     end: tuple[RunnableConfig, tuple[str, ...]] | None = None
     """The place up to which `path` was read, and the nodes that were about to run: Python may have moved the walk on since."""
 
@@ -37,6 +44,20 @@ class WalkBranch:
         """Read the moments that led to its place, in the graph in which it stands."""
         self.path = self.walk.path()
         self.end = (self.walk.place, self.walk.next)
+
+    def read_questions(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """The open questions, each with the form of its answer; and those answered meanwhile, whose answers may still be changed."""
+        tasks = self.path[-1].tasks
+        askers = {one.id: (task.name, f"{task.path} {n}") for task in tasks for n, one in enumerate(task.interrupts)}
+        questions: list[dict[str, Any]] = [
+            dict(zip(("node", "place"), askers[id], strict=True), id=id, text=question_text(asked))
+            | {"form": answer_form(asked, self.walk.here), "parts": show_state(question_parts(asked))}
+            for id, asked in self.walk.questions.items()
+        ]
+        self.asked |= {one["id"]: one for one in questions}
+        given = [(self.asked[id], said) for id, said in self.walk.answers.items() if id in self.asked]
+        shown = [one | {"answer": to_jsonable_python(said, fallback=str), "line": to_line(said)} for one, said in given]
+        return questions, shown
 
     @property
     def here(self) -> int:

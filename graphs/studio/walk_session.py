@@ -18,10 +18,10 @@ from ...tools.notebook.moments import names_of
 from ...tools.notebook.pauses import find_subgraph
 from ...tools.notebook.walk import Walk, compare
 from ..wiring.flow import to_mermaid
-from .forms import answer_form, channel_form, question_text, read_answer, read_channel
+from .forms import channel_form, read_answer, read_channel
 from .running import Running
 from .shown_moments import describe_moment, show_writes, title_of
-from .shown_values import show_graph, show_state
+from .shown_values import show_graph
 from .walk_branch import WalkBranch
 
 __all__ = ["StudioError", "WalkSession"]
@@ -145,7 +145,7 @@ class WalkSession:
 
     def _about(self, branch: WalkBranch) -> dict[str, Any]:
         last = branch.path[-1]
-        askers = {one.id: task.name for task in last.tasks for one in task.interrupts}
+        questions, answered = branch.read_questions()
         return {
             "id": branch.id,
             "name": branch.name,
@@ -159,12 +159,8 @@ class WalkSession:
             "graph": self._graph_of(branch),
             "inside": [f"{one.node}, invocation {one.number + 1}" if one.number else one.node for one in branch.walk.inside],
             "what_if": branch.walk.branch is not None,
-            "questions": [
-                {"id": id, "text": question_text(asked), "form": answer_form(asked, branch.walk.here)}
-                | {"node": askers.get(id, "the node")}
-                | ({"parts": show_state(asked)} if isinstance(asked, Mapping) else {})
-                for id, asked in branch.walk.questions.items()
-            ],
+            "questions": questions,
+            "answered": answered,
             "note": f"before {names_of(last.next)}" if last.next else "at the end",
         }
 
@@ -311,7 +307,11 @@ class WalkSession:
                     branch.walk.until(self._pauses(branch.walk))
                 case "resume":
                     answers = {id: read_answer(text) for id, text in dict(more.get("answers") or {}).items()}
-                    walk.resume(answers if len(walk.questions) > 1 else next(iter(answers.values()), None))
+                    if walk.questions and (gone := answers.keys() - {*walk.questions, *walk.answers}):
+                        raise StudioError(
+                            f"the question {', '.join(map(str, gone))} is not asked here; open: {', '.join(walk.questions)}"
+                        )
+                    walk.resume(answers)
                     if branch.runs_on and walk.next and not walk.questions:
                         walk.until(self._pauses(walk))
                 case "edit":
@@ -364,6 +364,7 @@ class WalkSession:
             walk.back(branch.here - at)
         self._forks += 1
         made = WalkBranch(f"b{next(self._ids)}", f"what-if {self._forks}", walk, branch.id, at, len(walk.inside))
+        made.asked = dict(branch.asked)
         self._open(made)
         return made
 

@@ -148,6 +148,13 @@ class Walk:
         self._seen.update(self._open_places())
         return {one.id: one.value for one in self._interrupts()}
 
+    @property
+    def answers(self) -> dict[str, Any]:
+        """The answers given at this place while other questions are open, by the ids of their questions: `resume` changes them."""
+        open_ids, ids = self.questions, {place: id for id, place in self._seen.items()}
+        given = {ids[place]: said for one in self._answers for place, said in one.items() if place in ids}
+        return {id: said for id, said in given.items() if id not in open_ids}
+
     def _interrupts(self) -> list[Interrupt]:
         return [one for task in self._snapshot().tasks for one in task.interrupts]
 
@@ -446,7 +453,8 @@ class Walk:
 
     def _trail(self, all_turns: bool = False) -> list[StateSnapshot]:
         made = {checkpoint_id(one.config): one for one in self.graph.get_state_history(thread_of(self.place, ns=True))}
-        made[checkpoint_id(self.place)] = self._snapshot()  # which knows what has run already, of nodes side by side
+        now = self._snapshot()
+        made[checkpoint_id(self.place)] = now  # which knows what has run already, of nodes side by side
         path, here = list[StateSnapshot](), made.get(checkpoint_id(self.place))
         while here is not None and (all_turns or here.next != ("__start__",)):
             if source_of(here) != "fork" and here.next != (
@@ -454,6 +462,8 @@ class Walk:
             ):  # LangGraph's copy of the moment before, made when it forks
                 path.append(here)
             here = made.get(checkpoint_id(here.parent_config)) if here.parent_config else None
+        if path and source_of(now) == "fork":  # the copy alone knows which nodes still ask
+            path[0] = path[0]._replace(next=now.next, tasks=now.tasks)
         return path[::-1]
 
     def passes(self) -> dict[tuple[str, str], int]:

@@ -497,6 +497,68 @@ async def test_an_agent_is_talked_to_and_its_call_approved_with_another_argument
             await until(opened, f"{said}.length === 6 && document.querySelectorAll('.forks li').length === 2")
 
 
+ASKERS = """
+import operator
+from typing import Annotated, TypedDict
+from langgraph.graph import START, StateGraph
+from langgraph.types import interrupt
+class Log(TypedDict):
+    log: Annotated[list[str], operator.add]
+review = {"action_requests": [{"name": "pay", "args": {"amount": 3}}],
+          "review_configs": [{"action_name": "pay", "allowed_decisions": ["approve", "reject"]}]}
+builder = StateGraph(Log)
+for name, asked in {"many": {"question": "how many?", "most": 3}, "which": "which?", "pay": review}.items():
+    builder.add_node(name, lambda state, name=name, asked=asked: {"log": [f"{name} {interrupt(asked)}"]})
+    builder.add_edge(START, name)
+graph = builder.compile()
+"""
+
+
+async def test_questions_have_a_form_each_and_an_answer_is_changed_while_others_are_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "my_askers.py").write_text(ASKERS)
+    titles = "[...document.querySelectorAll('form.ask > p')].map((one) => one.textContent).join('; ')"
+    answered = "[...document.querySelectorAll('.answered')].map((one) => one.textContent).join('; ')"
+
+    def form(node: str) -> str:
+        return f"[...document.querySelectorAll('form.ask')].find((one) => one.textContent.startsWith('{node}'))"
+
+    with serve("./my_askers.py:graph", input='{"log": []}') as url:
+        async with page(tmp_path / "profile", url) as opened:
+            await opened.run("location.hash = 'walk'")
+            await until(opened, f"{LIT} !== ''")
+            await press(opened, "s")
+            await until(opened, f"{titles} === 'many asks: how many?; which asks: which?; pay asks: pay'")
+            said = await opened.run(f"{form('many')}.textContent")
+            assert (said.count("how many?"), said.count("most")) == (1, 1)
+            await until(opened, f"document.activeElement === {form('many')}.querySelector('textarea')")
+            await opened.ask("Input.insertText", text="2 or so")  # not sent yet
+            await opened.run(f"{form('which')}.querySelector('textarea').focus()")
+            await opened.ask("Input.insertText", text="red")
+            await press(opened, "Enter")
+            await until(opened, f"{answered} === 'which asks: which? red Change' && {form('which')} === undefined")
+            assert await opened.run(f"{form('many')}.querySelector('textarea').value") == "2 or so"
+            await opened.run("document.querySelector('.answered button').click()")
+            await until(
+                opened, f"{form('which')} !== undefined && document.activeElement === {form('which')}.querySelector('textarea')"
+            )
+            await opened.run("document.activeElement.select()")
+            await opened.ask("Input.insertText", text="blue")
+            await press(opened, "Enter")
+            await until(opened, f"{answered} === 'which asks: which? blue Change'")
+            await opened.run(f"{form('pay')}.querySelector('button.main').click()")
+            await until(opened, f"{titles} === 'many asks: how many?'")
+            await opened.run(f"{form('many')}.querySelector('textarea').focus()")
+            await opened.run(f"{form('many')}.querySelector('button.main').click()")
+            await until(opened, f"document.querySelector('form.ask') === null && {COLUMNS}.includes('which blue')")
+            log = await opened.run(COLUMNS)
+            assert "many 2 or so" in log
+            assert "'approve'" in log
+
+
 async def test_a_live_walk_leaves_a_step_of_a_recorded_run(tmp_path: Path) -> None:
     with serve(str(play_run(tmp_path / "mine", episodes=2))) as url:
         async with page(tmp_path / "profile", url) as opened:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import operator
 import re
 import runpy
 import signal
@@ -252,6 +253,42 @@ def test_a_question_is_answered_and_a_subgraph_is_entered() -> None:
     assert (current(seen)["inside"], current(seen)["note"]) == ([], "before check")
     state = {one["name"]: one["line"] for one in walks.moment(seen["current"], current(seen)["count"] - 1)["state"]}
     assert state == {"number": "1", "answer": "7 or so"}
+
+
+def test_questions_are_answered_each_by_itself_and_an_answer_is_changed_while_others_are_open() -> None:
+    class Log(TypedDict):
+        log: typing.Annotated[list[str], operator.add]
+
+    asked = {"a": {"question": "how many?", "most": 3}, "b": "which?", "c": {"sizes": [1, 2]}}
+    builder = StateGraph(Log)
+    for name, question in asked.items():
+        builder.add_node(name, lambda state, name=name, question=question: {"log": [f"{name} {interrupt(question)}"]})
+        builder.add_edge(START, name)
+    graph = builder.compile(checkpointer=InMemorySaver())
+    walks = WalkSession("asks", lambda number, given: start(graph, {"log": []}, str(number)))
+    walks.start()
+    seen = current(act(walks, "step"))
+    shown = {one["node"]: (one["text"], [part["name"] for part in one["parts"]]) for one in seen["questions"]}
+    assert shown == {"a": ("how many?", ["most"]), "b": ("which?", []), "c": ("", ["sizes"])}  # nothing twice
+    ids = {one["node"]: one["id"] for one in seen["questions"]}
+
+    def answer(node: str, said: Any) -> tuple[list[str], dict[str, Any]]:
+        found = current(act(walks, "resume", answers={ids[node]: said}))
+        ids.update({one["node"]: one["id"] for one in found["questions"]})
+        return [one["node"] for one in found["questions"]], {one["node"]: one["answer"] for one in found["answered"]}
+
+    with pytest.raises(StudioError, match="the question gone is not asked here"):
+        act(walks, "resume", answers={"gone": 1})
+    assert answer("b", "red") == (["a", "c"], {"b": "red"})
+    assert answer("b", "blue") == (["a", "c"], {"b": "blue"})
+    assert answer("a", '{"n": 2}') == (["c"], {"b": "blue", "a": {"n": 2}})
+    forked = current(act(walks, "fork"))
+    assert {one["node"]: one["answer"] for one in forked["answered"]} == {"b": "blue", "a": {"n": 2}}
+    act(walks, "drop")
+    assert answer("a", "3") == (["c"], {"b": "blue", "a": 3})
+    assert answer("c", "1") == ([], {})
+    (walk,) = walks.walks.values()
+    assert sorted(walk.state["log"]) == ["a 3", "b blue", "c 1"]
 
 
 def test_beside_a_node_that_waits_the_page_says_what_python_says() -> None:

@@ -69,9 +69,12 @@ def test_an_answer_is_changed_while_others_are_open_and_given_anew_after_going_b
     first, second = real.questions
     with pytest.raises(StepperError, match=re.escape(f"such as resume({{'{first}': ..., '{second}': ...}})")):
         real.resume("yes")
-    real.resume({first: 1}).resume({first: 2})
+    assert real.resume({first: 1}).answers == {first: 1}
+    assert real.resume({first: 2}).answers == {first: 2}
+    assert real.path()[-1].next == real.next == ("b",)
     assert (real.state["log"], [*real.questions.values()]) == (["first", "a 2"], ["b"])
     assert real.resume({second: 3}).state["log"] == ["first", "a 2", "b 3"]
+    assert real.answers == {}
     assert real.back(1).resume({first: 4, second: 5}).state["log"] == ["first", "a 4", "b 5"], (
         "resume runs them to their questions"
     )

@@ -56,15 +56,17 @@ function Field({ id, name, schema, root, value, set }) {
 let forms = 0;
 
 /** `submit(value)`, by the button, Enter in a field of one line, or Ctrl+Enter; Escape and Cancel call `close`. */
-export function Form({ form, title, button = "Write", submit, close = null }) {
+export function Form({ form, title, button = "Write", submit, close = null, about = null }) {
   const [value, setValue] = useState(form.value), [id] = useState(() => `form${(forms += 1)}`), box = useRef(null);
-  useEffect(() => box.current.querySelector("textarea, input, select")?.focus(), []);
+  useEffect(() => {  // but not while another form has the focus
+    if (!box.current.getRootNode().activeElement?.closest("form.ask")) box.current.querySelector("textarea, input, select")?.focus({ preventScroll: true });
+  }, []);
   const press = (event) => {
     if (event.key === "Escape" && close) close();
     const isLine = event.target.rows === 1 && !event.shiftKey && !event.isComposing;
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey || isLine)) { event.preventDefault(); box.current.requestSubmit(); }
   };
   return html`<form class=${form.title ? "ask settings" : "ask"} ref=${box} onSubmit=${(event) => { event.preventDefault(); submit(value); }} onKeyDown=${press}>
-    ${title && html`<p><b>${title}</b></p>`}<${Field} id=${id} schema=${form.schema} root=${form.schema} value=${value} set=${setValue}/>
+    ${title && html`<p><b>${title}</b></p>`}${about}<${Field} id=${id} schema=${form.schema} root=${form.schema} value=${value} set=${setValue}/>
     <div class="toolbar"><button class="main">${button}</button>${close && html`<button type="button" onClick=${close}>Cancel</button>`}<span class="soft">Enter, or Ctrl+Enter in a longer field; Shift+Enter breaks the line</span></div></form>`;
 }

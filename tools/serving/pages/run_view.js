@@ -84,21 +84,17 @@ function ForkTree({ overview, branch, at, choose }) {
       ${one.name}<span class="soft"> ${one.note}</span></button></li>`)}</ul></div>`;
 }
 
-function Questions({ questions, act, busy }) {
-  const [answers, setAnswers] = useState({}), box = useRef(null);
-  useEffect(() => box.current?.querySelector("textarea")?.focus({ preventScroll: true }), []);
-  const only = questions.length === 1 && questions[0];
-  if (only && only.form) return html`<div class="card"><${Form} title=${`${only.node} asks: ${only.text}`} form=${only.form} button="Answer" submit=${(value) => act("resume", { answers: { [only.id]: value } })}/></div>`;
-  const given = Object.entries(answers).filter(([id, text]) => text && questions.some((one) => one.id === id)), can = !busy && (only || given.length > 0);
-  const send = (event) => {
-    event.preventDefault();
-    if (can) act("resume", { answers: only ? { [only.id]: answers[only.id] ?? "" } : Object.fromEntries(given) });
-  };
-  return html`<form class="card ask" ref=${box} onSubmit=${send}>
-    ${questions.map(({ id, node, text, parts }) => html`<label key=${id} for=${`answer-${id}`}><b>${node} asks:</b> ${text}</label>${(parts ?? []).filter((one) => one.line !== text).map((one) => html`<${Value} value=${one} open=${true}/>`)}
-      <textarea id=${`answer-${id}`} rows="2" value=${answers[id] ?? ""} onInput=${(event) => setAnswers({ ...answers, [id]: event.currentTarget.value })}
-        onKeyDown=${(event) => event.key === "Enter" && !event.shiftKey && !event.isComposing && send(event)}></textarea>`)}
-    <button class="main" disabled=${!can}>Answer</button> <span class="soft">JSON, or words; Enter sends</span></form>`;
+const WORDS = { schema: { type: "string", description: "JSON, or words" }, value: "" };
+
+/** A form a question, so that one is answered while the others stay as they are (their ids change with an answer that is changed); an answer may be changed as long as others are open. */
+function Questions({ questions, answered, act }) {
+  const [changing, setChanging] = useState(null), told = (one) => `${one.node} asks: ${one.text}`;
+  const form = (one, given) => (given === undefined ? one.form ?? WORDS : { ...(one.form ?? WORDS), value: one.form || typeof given === "string" ? given : JSON.stringify(given) });
+  const ask = (one, button, close) => html`<div class="card" key=${`${one.place} ${one.text}`}><${Form} title=${told(one)} form=${form(one, one.answer)} button=${button} close=${close}
+    about=${one.parts.map((part) => html`<${Value} value=${part} open=${true}/>`)} submit=${(value) => { setChanging(null); act("resume", { answers: { [one.id]: value } }); }}/></div>`;
+  return html`${answered.map((one) => (changing === one.id ? ask(one, "Change the answer", () => setChanging(null))
+    : html`<p class="card answered" key=${one.id}>${told(one)} <b>${one.line}</b> <button type="button" onClick=${() => setChanging(one.id)}>Change</button></p>`))}
+    ${questions.map((one) => ask(one, "Answer", null))}`;
 }
 
 function Breakpoints({ nodes, breaks, act }) {
@@ -261,7 +257,7 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
     <p class="soft guide">${!live ? `A run that was played. Choose a step to see what was known, decided and remembered${walkOn ? "; Walk on from here opens a live walk" : ""}.`
       : !busy ? guide(shown, isChat) : `${running.map((one) => `${one.node}, ${one.seconds.toFixed(1)} s`).join("; ") || "Running …"}${stopping ? ": the walk stops when that has ended" : ""}`}</p>
     ${shown?.inside?.length > 0 && html`<p class="soft">inside ${shown.inside.join(" › ")}</p>`}
-    ${live && shown?.questions.length > 0 && html`<${Questions} key=${shown.questions.map((one) => one.id).join()} questions=${shown.questions} act=${act} busy=${busy}/>`}
+    ${live && shown?.questions.length > 0 && html`<${Questions} key=${branch} questions=${shown.questions} answered=${shown.answered} act=${act}/>`}
     <p class="sr" role="status">${busy ? "running" : moment?.title ?? ""}</p>
     ${[...overview.problems, ...(moment?.problems ?? [])].map((text) => html`<p class="note warn">${text}</p>`)}
     ${(asking ? !asking.channel : isNew && !isChat && overview.form) && html`<div class="card"><${Form} title=${asking?.form.title ?? "Input of the run"} form=${asking?.form ?? overview.form} button=${asking?.form.title ? "Begin a run with these" : "Begin"} submit=${(input) => act("begin", { input })} close=${asking && (() => setAsking(null))}/></div>`}
