@@ -280,7 +280,7 @@ async def test_settings_of_a_method_are_changed_in_a_form(tmp_path: Path, monkey
                 await press(opened, *typed)
                 await until(opened, f"{beta}.querySelector('b')?.textContent === 'default: 10'")
                 await press(opened, "Enter", ctrl=True)
-                await until(opened, seen)
+                await until(opened, f"{seen} && document.querySelector('.run').getAttribute('aria-busy') === 'false'")
             await until(opened, "document.querySelector('.run h2').textContent.startsWith('jitrl, beta=0.05 in toy')")
             await until(opened, "document.querySelector('.run .picture').textContent.includes('beta = 0.05')")
             assert await opened.run("document.querySelectorAll('.forks li').length") == 2
