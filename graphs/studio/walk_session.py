@@ -307,10 +307,8 @@ class WalkSession:
                     branch.walk.until(self._pauses(branch.walk))
                 case "resume":
                     answers = {id: read_answer(text) for id, text in dict(more.get("answers") or {}).items()}
-                    if walk.questions and (gone := answers.keys() - {*walk.questions, *walk.answers}):
-                        raise StudioError(
-                            f"the question {', '.join(map(str, gone))} is not asked here; open: {', '.join(walk.questions)}"
-                        )
+                    if walk.questions and not answers.keys() <= {*walk.questions, *walk.answers}:
+                        raise StudioError(f"{', '.join(answers)} is not asked here; open are {', '.join(walk.questions)}")
                     walk.resume(answers)
                     if branch.runs_on and walk.next and not walk.questions:
                         walk.until(self._pauses(walk))

@@ -277,7 +277,7 @@ def test_questions_are_answered_each_by_itself_and_an_answer_is_changed_while_ot
         ids.update({one["node"]: one["id"] for one in found["questions"]})
         return [one["node"] for one in found["questions"]], {one["node"]: one["answer"] for one in found["answered"]}
 
-    with pytest.raises(StudioError, match="the question gone is not asked here"):
+    with pytest.raises(StudioError, match="gone is not asked here"):
         act(walks, "resume", answers={"gone": 1})
     assert answer("b", "red") == (["a", "c"], {"b": "red"})
     assert answer("b", "blue") == (["a", "c"], {"b": "blue"})
