@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 83_390, "tests": 68_680}
+LINES: Mapping[str, int] = {"source": 83_390, "tests": 68_770}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_184,
@@ -23,7 +23,7 @@ ROOMS: Mapping[str, int] = {
     "graphs/experiments": 7_752,
     "graphs/presets": 127,
     "graphs/serving": 2_200,
-    "graphs/studio": 2_060,
+    "graphs/studio": 2_080,
     "graphs/wiring": 4_190,
     "memory": 1_450,
     "memory/attempts": 667,
