@@ -152,7 +152,7 @@ def question_text(question: Any) -> str:
 
 
 def question_parts(question: Any) -> dict[str, Any]:
-    """What a record asks beside the line of its question."""
+    """The values of a record beside its question, which the page shows under it."""
     is_record = isinstance(question, Mapping) and answer_form(question) is None
     return {key: value for key, value in question.items() if key != "question"} if is_record else {}
 
