@@ -45,7 +45,7 @@ MAY_IMPORT = {
         "memory.storage.branches",
         "memory.display",
         "memory.storage.branching_store",
-        "memory.storage.checkpoints",
+        "memory.storage.serializer",
     },
     "graphs/": {"graphs", "nodes", "memory"},
     "graphs/cli/": {"graphs", "nodes", "memory", "tools"},

@@ -57,7 +57,7 @@ def _rehearse_run(job: Job, world: WatchedWorld) -> list[Usage]:
     from langgraph.checkpoint.memory import InMemorySaver
 
     from ...memory.claas.weights import TrainingLog
-    from ...memory.storage.checkpoints import serializer
+    from ...memory.storage.serializer import serializer
     from .play import RunFiles, run_graph
 
     bank = getattr(job.arm.settings, "bank", "")

@@ -22,10 +22,10 @@ from ...memory.claas.weights import TrainingLog
 from ...memory.display import short
 from ...memory.errors import CommandError, UserError
 from ...memory.records import Trajectory
-from ...memory.storage.checkpoints import serializer
 from ...memory.storage.journal import Journal
 from ...memory.storage.record_store import RecordStore
 from ...memory.storage.rows import Rows
+from ...memory.storage.serializer import serializer
 from ...nodes.recorded_model import RecordedChatModel
 from ...tools.notebook.walk import Walk
 from ..arms import Arm

@@ -14,7 +14,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import StateGraph
 
 from ...memory.errors import UserError, did_you_mean
-from ...memory.storage.checkpoints import serializer
+from ...memory.storage.serializer import serializer
 from ...nodes.state import AttemptInput, AttemptState, EpisodeResult
 from ...tools.notebook.walk import Walk, start
 from ..arms import SERVED_GRAPHS, blueprint, find_user_object, load_graph, method_settings

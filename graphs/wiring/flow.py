@@ -26,7 +26,7 @@ from typing_extensions import TypedDict, is_typeddict
 
 from ...memory.errors import UserError, did_you_mean, type_of
 from ...memory.graph_input import InputError, check_names, explain_error
-from ...memory.storage.checkpoints import allow_records
+from ...memory.storage.serializer import allow_records
 from ...nodes.channels import node_schemas
 from .arrows import (
     ENDS,

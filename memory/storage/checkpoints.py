@@ -1,8 +1,4 @@
-"""Storage of graph checkpoints: a SQLite file, this process's memory, or Postgres.
-
-The serializer restores only our records and LangGraph's own safe types, so a checkpoint cannot name other code to run.
-`LANGGRAPH_STRICT_MSGPACK=true` requires that, and is supported.
-"""
+"""Storage of graph checkpoints: a SQLite file, this process's memory, or Postgres."""
 
 from __future__ import annotations
 
@@ -18,15 +14,13 @@ from types import MethodType
 from typing import Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
-from langgraph.checkpoint.serde import _msgpack
-from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from ..errors import UserError
-from ..records import RECORDS
 from .open_store import is_postgres
 from .postgres_store import ASK_AGAIN, TRY_LOCK, UNLOCK_SETUP, error_text
+from .serializer import serializer
 
-__all__ = ["drop_inner_checkpoints", "open_checkpoints", "open_checkpoints_async", "serializer"]
+__all__ = ["drop_inner_checkpoints", "open_checkpoints", "open_checkpoints_async"]
 
 LOCK_TIMEOUT = 30.0
 """Seconds to wait for another process that is writing to the same file."""
@@ -52,19 +46,6 @@ class _Connection(sqlite3.Connection):
         with suppress(sqlite3.Error):  # closed already
             self.rollback()
         super().close()
-
-
-def serializer() -> JsonPlusSerializer:
-    """The serializer of every checkpoint: it restores the types in `records.RECORDS`."""
-    return JsonPlusSerializer(allowed_msgpack_modules=RECORDS)
-
-
-def allow_records() -> None:
-    """Have every saver in this process restore our records without a warning, also one with LangGraph's plain serializer.
-
-    LangGraph has a list of safe types, and no call that adds to it. Our records hold values alone, and run nothing when they are made.
-    """
-    _msgpack.SAFE_MSGPACK_TYPES |= {(one.__module__, one.__name__) for one in RECORDS}
 
 
 @contextmanager

@@ -28,7 +28,8 @@ from learngraph.memory.claas.replay import Replay
 from learngraph.memory.claas.settings import LoRA, ReplaySettings, TeacherSettings
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import ChatRequest, Check, Correction, Exchange, ExchangeQuery, Feedback, Piece, Reply
-from learngraph.memory.storage.checkpoints import open_checkpoints_async, serializer
+from learngraph.memory.storage.checkpoints import open_checkpoints_async
+from learngraph.memory.storage.serializer import serializer
 from learngraph.nodes.learn.chat_turn import AwaitFeedback, KeepFeedback, RecordExchange, Respond
 from learngraph.nodes.learn.gradient_step import (
     CommitStep,

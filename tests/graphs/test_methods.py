@@ -97,11 +97,11 @@ def test_a_style_says_how_a_model_that_writes_is_asked() -> None:
 
 
 def test_static_imports_little_of_the_project() -> None:
-    """The smallest baseline stands on less than 8,500 lines of this project: what one method alone needs is imported by that method."""
+    """The smallest baseline stands on less than 8,600 lines of this project: what one method alone needs is imported by that method."""
     code = (
         "import sys, learngraph.graphs.baselines.static\n"
         "files = {m.__file__ for n, m in list(sys.modules.items()) if n.startswith('learngraph') and getattr(m, '__file__', None)}\n"
         "print(sum(sum(1 for _ in open(file, encoding='utf-8')) for file in files))"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    assert int(ran.stdout) < 8_500
+    assert int(ran.stdout) < 8_600

@@ -40,9 +40,10 @@ from learngraph.memory.lessons.library import Library
 from learngraph.memory.lessons.versions import LibraryVersions
 from learngraph.memory.records import Candidate, Lesson, Observation, Task, Usage
 from learngraph.memory.storage.cache import Cache
-from learngraph.memory.storage.checkpoints import open_checkpoints, serializer
+from learngraph.memory.storage.checkpoints import open_checkpoints
 from learngraph.memory.storage.journal import Journal, JournalError
 from learngraph.memory.storage.rows import Rows
+from learngraph.memory.storage.serializer import serializer
 from learngraph.nodes.cached_model import CachedChatModel, ConcurrencyLimit, SpendingLimit
 from learngraph.nodes.extract import rollouts
 from learngraph.nodes.extract.critic import LessonSettings

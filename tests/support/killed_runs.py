@@ -8,9 +8,9 @@ from langgraph.store.memory import InMemoryStore
 
 from learngraph.graphs.wiring import run
 from learngraph.memory.records import Task, Trajectory
-from learngraph.memory.storage.checkpoints import serializer
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.record_store import RecordStore
+from learngraph.memory.storage.serializer import serializer
 
 
 def play_past_deaths(make: Callable[[Journal, RecordStore[Trajectory]], Any], task: Task, episodes: int) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from ...memory.graph_input import InputError, check_input, list_names
 from ...memory.graph_input import check_names as check_input_names
 from ...memory.storage.branches import Branch
 from ...memory.storage.branching_store import BranchingStore
-from ...memory.storage.checkpoints import allow_records
+from ...memory.storage.serializer import allow_records
 from .moments import (
     call_graph,
     check_answer,

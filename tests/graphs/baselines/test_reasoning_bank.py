@@ -25,10 +25,10 @@ from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.errors import UserError
 from learngraph.memory.lessons.by_task import Lessons
 from learngraph.memory.records import Candidate, Lesson, Observation, Task, Trajectory, Transition
-from learngraph.memory.storage.checkpoints import serializer
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.record_store import RecordStore, write_jsonl
 from learngraph.memory.storage.rows import Rows
+from learngraph.memory.storage.serializer import serializer
 from learngraph.nodes.act.episode import replay_actions
 from learngraph.nodes.act.policies import PromptView
 from learngraph.nodes.evaluate.judge import RuleJudge

@@ -21,9 +21,9 @@ from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.attempts.trajectories import Trajectories, goal_key
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Candidate, Precedent, Task, Trajectory, Transition
-from learngraph.memory.storage.checkpoints import serializer
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.record_store import write_jsonl
+from learngraph.memory.storage.serializer import serializer
 from learngraph.nodes.act.episode import replay_actions
 from learngraph.nodes.act.policies import PromptView
 from learngraph.nodes.evaluate.judge import RuleJudge

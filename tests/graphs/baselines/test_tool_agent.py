@@ -29,8 +29,8 @@ from learngraph.memory.lessons.library import Library
 from learngraph.memory.lessons.versions import LibraryVersions
 from learngraph.memory.records import Lesson, Observation, Task, Usage
 from learngraph.memory.storage.cache import Cache
-from learngraph.memory.storage.checkpoints import serializer
 from learngraph.memory.storage.journal import Journal
+from learngraph.memory.storage.serializer import serializer
 from learngraph.nodes.cached_model import CachedChatModel
 from learngraph.nodes.extract.rollouts import RolloutPlayer
 from learngraph.tools.agent_tools.interpreter import Toolbox

@@ -15,7 +15,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from learngraph.graphs.cli import dev
 from learngraph.graphs.cli.dev import DevRequestError
 from learngraph.graphs.methods import METHODS
-from learngraph.memory.storage.checkpoints import serializer
+from learngraph.memory.storage.serializer import serializer
 
 ROOT = Path(__file__).parents[3]
 GRAPHS = json.loads((ROOT / "langgraph.json").read_text())["graphs"]

@@ -23,8 +23,8 @@ from learngraph.graphs.studio.drawing import Drawing
 from learngraph.graphs.studio.options import StudioOptions
 from learngraph.graphs.studio.widget import StudioView, studio_view, widget_module
 from learngraph.graphs.wiring.flow import rewire, to_mermaid
-from learngraph.memory.storage.checkpoints import serializer
 from learngraph.memory.storage.journal import Journal
+from learngraph.memory.storage.serializer import serializer
 from learngraph.tools.models.random_tools import HeedfulToolModel
 from learngraph.tools.serving.studio_server import StudioServer
 

@@ -17,7 +17,7 @@ from learngraph.graphs.methods import METHODS
 from learngraph.graphs.wiring import flow, picture, run
 from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.memory.errors import UserError
-from learngraph.memory.storage.checkpoints import serializer
+from learngraph.memory.storage.serializer import serializer
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 from learngraph.tools.notebook.walk import start
 

@@ -24,11 +24,11 @@ from learngraph.memory.lessons.by_task import Lessons
 from learngraph.memory.lessons.versions import LibraryVersions
 from learngraph.memory.records import Lesson, Trajectory
 from learngraph.memory.storage.branches import Branch, BranchError, new_moment
-from learngraph.memory.storage.checkpoints import serializer
 from learngraph.memory.storage.chroma_store import ChromaStore
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.record_store import RecordStore
 from learngraph.memory.storage.rows import Rows
+from learngraph.memory.storage.serializer import serializer
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 from learngraph.tools.notebook.walk import StepperError
 

@@ -20,7 +20,8 @@ from typing_extensions import TypedDict
 
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import RECORDS
-from learngraph.memory.storage.checkpoints import allow_records, open_checkpoints, open_checkpoints_async, serializer
+from learngraph.memory.storage.checkpoints import open_checkpoints, open_checkpoints_async
+from learngraph.memory.storage.serializer import allow_records, serializer
 
 THREAD: Any = {"configurable": {"thread_id": "1"}}
 

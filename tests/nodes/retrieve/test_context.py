@@ -21,8 +21,8 @@ from learngraph.memory.search.sections import join_sections, split_sections
 from learngraph.memory.search.similarity import TokenSimilarity, words
 from learngraph.memory.search.stages import TwoStageSimilarity
 from learngraph.memory.search.vectors import CosineSimilarity
-from learngraph.memory.storage.checkpoints import serializer
 from learngraph.memory.storage.journal import Journal
+from learngraph.memory.storage.serializer import serializer
 from learngraph.nodes.evaluate.judge import model_judge
 from learngraph.nodes.retrieve.context import HISTORY, STATE, SUMMARY, WorldWithContext, history_text
 from learngraph.nodes.retrieve.recall import Recall

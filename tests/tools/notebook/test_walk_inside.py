@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 
 from learngraph.graphs import training_free_grpo
 from learngraph.graphs.wiring.inputs import MethodInputs
-from learngraph.memory.storage.checkpoints import serializer
+from learngraph.memory.storage.serializer import serializer
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 from learngraph.tools.notebook.walk import StepperError, Walk, start
 
