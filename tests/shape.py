@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 83_390, "tests": 68_770}
+LINES: Mapping[str, int] = {"source": 83_510, "tests": 68_890}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_184,
@@ -24,7 +24,7 @@ ROOMS: Mapping[str, int] = {
     "graphs/presets": 127,
     "graphs/serving": 2_200,
     "graphs/studio": 2_080,
-    "graphs/wiring": 4_190,
+    "graphs/wiring": 4_280,
     "memory": 1_450,
     "memory/attempts": 667,
     "memory/claas": 2_850,
@@ -38,14 +38,14 @@ ROOMS: Mapping[str, int] = {
     "nodes/evaluate": 884,
     "nodes/extract": 2_066,
     "nodes/learn": 1_521,
-    "nodes/retrieve": 2_200,
+    "nodes/retrieve": 2_215,
     "nodes/synthesize": 1_339,
     "nodes/update": 2_094,
     "tools/agent_tools": 1_420,
     "tools/environments": 9_013,
     "tools/local": 3_670,
     "tools/models": 986,
-    "tools/notebook": 1_190,
+    "tools/notebook": 1_205,
     "tools/pocket": 341,
     "tools/serving": 3_470,
     "tools/traces": 750,
