@@ -42,7 +42,7 @@ from ..memory.attempts.trajectories import OutcomeFilter, Trajectories
 from ..memory.errors import UserError
 from ..memory.search.encoders import EncoderOptions
 from ..nodes.act.choose import Choose
-from ..nodes.act.episode import Act, Begin
+from ..nodes.act.episode import START_VALUES, Act, Begin
 from ..nodes.arguments import Amount, ArgumentCheck, Count, Range, Share
 from ..nodes.retrieve.attempts import Push, ReadOnlyMemory
 from ..nodes.retrieve.recollect import Excerpts, PrecedentsPart, Recollect
@@ -301,11 +301,10 @@ MODES: Mapping[str, Mode] = {
 
 def _frame(inputs: MethodInputs, settings: AdaMEM, memory: Trajectories, mode: Mode) -> dict[str, Node]:
     """The nodes that every mode has."""
-    start = {"used": [], "precedents": [], "reasons": [], "declined": [], "vote": False, "written": -1}
     lists, values = ("candidates", "reasons", "precedents"), ("tentative", "nearest_similarity", "synthesis")
     every = (*values, "strategy")
     return {
-        "begin": Begin(inputs.environment, {**start, **dict.fromkeys(every)}),
+        "begin": Begin(inputs.environment, {**START_VALUES}),
         "choose": Choose(settings.temperature),
         "act": Act(
             inputs.environment,

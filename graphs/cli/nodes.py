@@ -67,6 +67,8 @@ def _fits(channel: str, channels: Sequence[str]) -> bool:
 
 def _lines(entry: NodeEntry) -> list[str]:
     """An entry as lines: the name with its module, what it does, and what goes in and out."""
+    from ..wiring.data_flow import FILLED_BY
+
     writes = [*entry.writes, *(["others, by its parts"] if entry.is_open else [])]
     rows = {
         "reads": entry.reads,
@@ -74,6 +76,7 @@ def _lines(entry: NodeEntry) -> list[str]:
         "returns": [f"'{label}'" for label in entry.outcomes],
         "settings": [f"{name}: {text}" for name, text in entry.settings.items()],
         "made from": entry.parts,
+        "filled by": FILLED_BY.get(entry.name, ()),
     }
     head = f"  {entry.name}  ({entry.module})"
     return [head, f"    {entry.summary}", *(f"      {title:<9} {', '.join(row)}" for title, row in rows.items() if row)]

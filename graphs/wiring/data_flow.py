@@ -7,7 +7,8 @@ whole state says nothing, and where the graph's input is not told apart from its
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
@@ -15,9 +16,12 @@ from typing import Any
 from langgraph.graph import StateGraph
 from langgraph.graph._node import StateNodeSpec
 from langgraph.graph.state import CompiledStateGraph
+from typing_extensions import is_typeddict
 
 from ...memory.errors import did_you_mean
 from ...memory.graph_input import are_alike, classes_of, type_name
+from ...nodes import state as states
+from ...nodes.act.episode import START_VALUES
 from ...nodes.channels import NodeChannels, node_channels, node_schemas, schema_channels, type_hints
 from ...nodes.state import AttemptState
 from .arrows import Finding, Wiring, closure
@@ -43,7 +47,7 @@ def find_missing(wiring: Wiring, builder: Builder, origin: Builder | None = None
 
     The nodes of `origin`, the graph that was redrawn, write no channel that further nodes have brought.
     """
-    known = {name: _channels(node) for name, node in wiring.nodes.items()}
+    known = _known_channels(wiring)
     found = _unread(wiring, builder, known) or _mistyped(wiring, builder) or _unfilled(wiring)
     if found or builder.input_schema is builder.state_schema:
         return found
@@ -67,6 +71,9 @@ def find_missing(wiring: Wiring, builder: Builder, origin: Builder | None = None
                 places += [", ".join(writers_in_catalogue(channel))] if writers_in_catalogue(channel) else []
                 near = did_you_mean(channel, sorted(given.union(*(known[node].writes for node in before))))
                 hint = f"; these nodes write it: {'; '.join(places)}" if places else near or "; no node that is known writes it"
+                if channel in START_VALUES and any(channel in one.writes for one in known.values()):
+                    start = f'initial_values={{"{channel}": {START_VALUES[channel]!r}}}'
+                    hint = f"; inputs.node('Begin') does, and so does inputs.node('Begin', {start})"
                 line = wiring.lines.get(name, 0)
                 found.append(Finding(line, f"{reader} reads `{channel}`, which no node before it writes{hint}"))
 
@@ -132,8 +139,8 @@ def _unread(wiring: Wiring, builder: Builder, known: Mapping[str, NodeChannels])
         if not given.union(*(known[other].reads for other in known.keys() - clearing - {name})).isdisjoint(prompted):
             prompted = []
         if said := misspelt or (lost if lost == plain and not one.is_open else prompted):
-            if outside := [channel for channel in said if channel not in state and channel in read and not misspelt]:
-                return [_wrong_state(builder, name, outside, known)]
+            if not misspelt and any(channel not in state and channel in read for channel in said):
+                return [_wrong_state(builder, known, read, clearing)]
             words = " and ".join(f"`{channel}`" for channel in said)
             fault = "is no channel of the state" if misspelt else "no other node reads" if prompted else "no node reads"
             hint = next(filter(None, map(hints.get, said)), "; lend the node that proposes with it, too" if prompted else "")
@@ -158,20 +165,45 @@ def _unfilled(wiring: Wiring) -> list[Finding]:
     return found
 
 
-def _wrong_state(builder: Builder, name: str, outside: Sequence[str], known: Mapping[str, NodeChannels]) -> Finding:
-    """A sentence about a state that lacks what a node writes and nodes read, and the state that has it."""
-
-    lacking = set[str]().union(*(one.reads | one.writes for one in known.values())) - builder.channels.keys()
+def _wrong_state(
+    builder: Builder, known: Mapping[str, NodeChannels], read: Collection[str], clearing: Collection[str]
+) -> Finding:
+    """A sentence about a state that lacks what nodes write and nodes read, and the types that have it."""
+    wanted = (
+        set[str]().union(*(one.writes - START_VALUES.keys() | one.reads for one in known.values())) - builder.channels.keys()
+    )
+    lacking = {channel: [name for name in known if channel in known[name].writes] for channel in read - builder.channels.keys()}
+    lacking = {channel: names for channel, names in sorted(lacking.items()) if names}
     state, of_episode = builder.state_schema, type_hints(AttemptState).keys()
-    remedy = "add them to it"
-    if not lacking - of_episode:
+    if wanted <= of_episode:
         is_part = builder.schemas[state].keys() <= of_episode
         made = (
             "StateGraph(learngraph.AttemptState, ...)" if is_part else f"class Mine({state.__name__}, learngraph.AttemptState)"
         )
         remedy = f"{made} has them"
-    words = " and ".join(f"`{channel}`" for channel in outside)
-    return Finding(0, f"the state {state.__name__} has no {words}, which '{name}' writes and a node reads; {remedy}")
+    elif bases := _types_with(lacking):
+        remedy = (
+            f"class Mine({', '.join([state.__name__, *bases])}) has them; from learngraph.nodes.state import {', '.join(bases)}"
+        )
+    else:
+        remedy = "add them to it"
+    writers = dict.fromkeys(f"'{max(names, key=lambda name: name not in clearing)}'" for names in lacking.values())
+    does = f"{' and '.join(writers)} write{'s' if len(writers) == 1 else ''}"
+    words = " and ".join(f"`{channel}`" for channel in lacking)
+    return Finding(0, f"the state {state.__name__} has no {words}, which {does} and a node reads; {remedy}")
+
+
+def _types_with(channels: Collection[str]) -> list[str]:
+    """The names of the TypedDicts of nodes/state.py that have these channels together; none if there are no such."""
+    keys = {name: type_hints(one).keys() for name, one in vars(states).items() if is_typeddict(one)}
+    left, bases = {*channels}, list[str]()
+    while left:
+        best = max(keys, key=lambda name: (len(left & keys[name]), -len(keys[name])))
+        if left.isdisjoint(keys[best]):
+            return []
+        left -= keys[best]
+        bases.append(best)
+    return bases
 
 
 def is_misspelt(channel: str, lent: Iterable[Any], own: Mapping[str, Any]) -> bool:
@@ -189,6 +221,14 @@ def _is_ours(node: Any) -> bool:
 def _starts_empty(builder: Builder, channel: str) -> bool:
     """True for a channel with a reducer, which adds up what many nodes write."""
     return channel in builder.channels and builder.channels[channel].is_available()
+
+
+def _known_channels(wiring: Wiring) -> dict[str, NodeChannels]:
+    """Name of a node -> the channels that it reads and writes. A Begin that is made by its name writes the start of what another node of the drawing writes."""
+    known = {name: _channels(node) for name, node in wiring.nodes.items()}
+    begins = {name for name, node in wiring.nodes.items() if getattr(unwrap(node), "initial_values", None) is START_VALUES}
+    alone = START_VALUES.keys() - frozenset().union(*(known[name].writes for name in known.keys() - begins))
+    return {name: replace(one, writes=one.writes - alone) if name in begins else one for name, one in known.items()}
 
 
 def _channels(node: Any) -> NodeChannels:
@@ -210,7 +250,7 @@ def writers_in_catalogue(channel: str) -> tuple[str, ...]:
     """Names of the project's own nodes that write a channel."""
     from ...nodes.catalogue import catalogue
 
-    return tuple(entry.name for entry in catalogue() if channel in entry.writes and channel not in entry.reads)
+    return tuple(entry.name for entry in catalogue() if channel in {*entry.writes} - ({*entry.reads} - START_VALUES.keys()))
 
 
 def _mistyped(wiring: Wiring, builder: Builder) -> list[Finding]:

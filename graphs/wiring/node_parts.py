@@ -19,11 +19,13 @@ from ...memory.lessons.versions import LibraryVersions
 from ...memory.returns.experiences import Experiences
 from ...memory.returns.q_table import QTable
 from ...memory.storage.rows import Rows
+from ...nodes.act.episode import START_VALUES
 from ...nodes.arguments import check_argument, is_setting, match_type
 from ...nodes.catalogue import catalogue
 from ...nodes.channels import type_hints
 from ...nodes.extract.critic import Critic, critic_prompts
 from ...nodes.prompt import Prompt
+from ...nodes.retrieve.attempts import AttemptMemories
 from ...nodes.synthesize.reasoning_bank import extractor_prompts
 from .mermaid import read_flow
 
@@ -48,6 +50,7 @@ PARTS: Mapping[str, Callable[[Any], Any]] = {
     "count_tokens": lambda inputs: inputs.prompting.count_tokens,
     "layout": lambda inputs: inputs.layout(),
     "view": lambda inputs: inputs.recent_steps_view(),
+    "initial_values": lambda inputs: START_VALUES,
 }
 SETTINGS: Mapping[str, Callable[[Any], Any]] = {
     "window": lambda inputs: inputs.prompting.max_prompt_tokens,
@@ -59,6 +62,7 @@ SETTINGS: Mapping[str, Callable[[Any], Any]] = {
     "max_note_tokens": lambda inputs: inputs.prompting.max_prompt_tokens // 8,
 }
 OWN_PARTS: Mapping[str, Callable[[Any], Any]] = {
+    "Push.buffer": lambda inputs: AttemptMemories((_memory(inputs, "buffer"), _memory(inputs, "memory"))),
     "Compose.render": lambda inputs: inputs.layout().attempt,
     "PlanPractice.count": lambda inputs: NUMBERS["tasks"],
     "PlanPractice.threshold": lambda inputs: inputs.success_threshold(None),
@@ -169,8 +173,13 @@ def _default(inputs: Any, owner: str, part: str, hint: Any) -> Callable[[], Any]
     if part == "model":
         return lambda: inputs.require_chat_model(owner)
     if part in MEMORIES and hint is not Rows:
-        return lambda: inputs.memories.setdefault(part, MEMORIES[part](inputs))
+        return lambda: _memory(inputs, part)
     return (lambda: PARTS[part](inputs)) if part in PARTS else None
+
+
+def _memory(inputs: Any, part: str) -> Any:
+    """The memory that nodes of the same inputs share under this name."""
+    return inputs.memories.setdefault(part, MEMORIES[part](inputs))
 
 
 def drawn_from_catalogue(flow: str, known: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:

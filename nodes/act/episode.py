@@ -17,6 +17,7 @@ from ..ask import State
 from ..state import EpisodeInput, HeadChannel, ObservationChannel, StepResult, StepRewards, TaskChannel
 
 __all__ = [
+    "START_VALUES",
     "Act",
     "Begin",
     "EarnedReturn",
@@ -99,6 +100,13 @@ class StepToTake(TaskChannel, StepResult):
 
     episode: int
     action: str
+
+
+START_VALUES: Mapping[str, Any] = {
+    **{"used": [], "precedents": [], "reasons": [], "declined": [], "vote": False, "written": -1},
+    **dict.fromkeys(("strategy", "tentative", "nearest_similarity", "synthesis")),
+}
+"""Channel of a method that asks memory at its steps -> the value with which it starts an episode."""
 
 
 @dataclass(frozen=True)

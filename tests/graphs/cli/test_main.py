@@ -546,6 +546,8 @@ def test_the_nodes_are_listed_by_what_they_do(capsys: pytest.CaptureFixture[str]
     assert "reads     episode, head, observation, run, step, task" in shown
     assert "writes    average, hits, neighbours, repeats, variance" in shown
     assert "settings  k: int, threshold: float, cross_task: bool = False, only_other_tasks: bool = False" in shown
+    assert main(["list", "nodes", "Recollect"]) == 0
+    assert "filled by Push" in capsys.readouterr().out
     assert main(["list", "nodes", "--writes", "action"]) == 0
     shown = capsys.readouterr().out
     assert "Choose" in shown

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import types
 from dataclasses import dataclass
 from operator import add
 from typing import Annotated, Any, cast
@@ -28,8 +29,10 @@ from learngraph.nodes.act.episode import Begin
 from learngraph.nodes.act.policies import LocalPolicy, RecentStepsPrompt
 from learngraph.nodes.act.tabular import EpsilonGreedy
 from learngraph.nodes.ask import Ask
+from learngraph.nodes.state import PrecedentChannels, StrategyChannels
 from learngraph.nodes.synthesize.strategy import StrategyPart, route_precedents
 from learngraph.tools.environments.catalogue import open_environment
+from learngraph.tools.models.models import open_model
 
 
 class Asked(TypedDict):
@@ -385,6 +388,68 @@ def test_a_strategy_that_no_prompt_shows_is_told() -> None:
         "'synthesize' writes `strategy`, which no other node reads; lend the node that proposes with it, too"
     ]
     assert check(flow, blueprint("jitrl"), {"recollect": route_precedents}, **lent, propose=propose) == []
+
+
+BOTH = """flowchart LR
+  START --> Begin --> Compose --> Recollect
+  Recollect -->|precedents| RecallStrategy --> propose
+  Recollect -->|nothing alike| propose --> Choose --> Act
+  Act -->|next step| Recollect
+  Act -->|over| EnvironmentJudge --> Push --> END"""
+
+
+@pytest.mark.parametrize(
+    ("flow", "bases", "begin", "says"),
+    [
+        (BOTH, (PrecedentChannels, StrategyChannels), {}, []),
+        (
+            BOTH,
+            (),
+            {},
+            [
+                "the state Mine has no `declined` and `precedents` and `strategy` and `used`, which 'RecallStrategy' and 'Recollect' write "
+                "and a node reads; class Mine(Mine, PrecedentChannels, StrategyChannels) has them; "
+                "from learngraph.nodes.state import PrecedentChannels, StrategyChannels"
+            ],
+        ),
+        (
+            BOTH,
+            (PrecedentChannels, StrategyChannels),
+            {"initial_values": {}},
+            [
+                "'Recollect' reads `used`, which no node before it writes; inputs.node('Begin') does, "
+                "and so does inputs.node('Begin', initial_values={\"used\": []})"
+            ],
+        ),
+        (
+            BOTH.replace(" RecallStrategy -->", ""),
+            (PrecedentChannels, StrategyChannels),
+            {},
+            ["'propose' reads `strategy`, which no node before it writes; these nodes write it: synthesize, RecallStrategy"],
+        ),
+    ],
+)
+def test_the_advice_of_two_methods_is_put_together_by_name(
+    flow: str, bases: tuple[type, ...], begin: dict[str, Any], says: list[str]
+) -> None:
+    world = open_environment("toy")
+    inputs = MethodInputs.with_scoring_model(world, Journal(), open_model("pocket", threads=1))
+    view = inputs.episode_prompt(inputs.node("AttemptsPart"), inputs.node("StrategyPart"))
+    names = [
+        name for name in ("Compose", "Recollect", "RecallStrategy", "Choose", "Act", "EnvironmentJudge", "Push") if name in flow
+    ]
+    nodes = {name: inputs.node(name) for name in names} | {"Begin": inputs.node("Begin", **begin)}
+    nodes["propose"] = inputs.make_policy(view)
+    routers = {"Recollect": inputs.node("route_precedents"), "Act": inputs.node("route_episode_end")}
+    state = StateGraph(types.new_class("Mine", (learngraph.AttemptState, *bases)), input_schema=learngraph.EpisodeInput)
+    assert [one.sentence for one in check(flow, nodes, routers, builder=state)] == says
+    if says:
+        return
+    graph, shown = wire(state, flow, nodes, routers).compile(), []
+    for episode in range(2):
+        for now in graph.stream({"task": world.task(0), "run": "mine", "episode": episode}, stream_mode="values"):
+            shown += [view(now)["steps"]] if now.get("strategy") else []
+    assert any("Attempt 1:" in one and "Strategy: " in one for one in shown)
 
 
 def test_a_drawing_is_checked_with_the_nodes_that_rewire_takes() -> None:
