@@ -37,6 +37,8 @@ class NodeChannels:
     """True if it may write others, too: its types do not say which."""
     may_read_more: bool = False
     """True if it is given the whole state, since its types do not say all that it reads."""
+    must_write: frozenset[str] = frozenset()
+    """Channels that every run of the node writes."""
 
 
 def node_channels(node: Any) -> NodeChannels:
@@ -121,8 +123,9 @@ def _first_type(function: Any) -> Any:
 
 def _of_types(read: Any, written: Any, *more: str) -> NodeChannels:
     reads, needs, may_read_more = _keys(read)
-    writes, _, is_open = _keys(written)
-    return NodeChannels(reads, needs, writes | set(more), is_open, may_read_more)
+    writes, always, is_open = _keys(written)
+    must_write = always if len(_members(written)) == 1 else frozenset[str]()  # of several types it returns one
+    return NodeChannels(reads, needs, writes | set(more), is_open, may_read_more, must_write)
 
 
 @lru_cache(maxsize=1024)

@@ -49,7 +49,7 @@ def find_missing(wiring: Wiring, builder: Builder, origin: Builder | None = None
     """
     known = _known_channels(wiring)
     found = _unread(wiring, builder, known) or _mistyped(wiring, builder) or _unfilled(wiring)
-    if found or builder.input_schema is builder.state_schema:
+    if found := found or _at_once(wiring, builder, known):
         return found
     given = set(builder.schemas[builder.input_schema])
     lent = set(builder.channels) - set(origin.channels) if origin else set()
@@ -88,8 +88,7 @@ def find_missing(wiring: Wiring, builder: Builder, origin: Builder | None = None
 
 
 def _early(wiring: Wiring, builder: Builder, known: Mapping[str, NodeChannels], given: Collection[str]) -> list[Finding]:
-    """The nodes that run too early, or at the same time as another one that writes the same channel: in the supersteps from START up to the
-    first choice, which no run can avoid."""
+    """The nodes that run too early: in the supersteps from START up to the first choice, which no run can avoid."""
     plain = [edge for edge in wiring.edges if wiring.kind(edge) == "plain"]
     chooses = {edge.source for edge in wiring.edges if edge not in plain}.union(
         wiring.routers, wiring.fan_outs, wiring.destinations
@@ -102,18 +101,40 @@ def _early(wiring: Wiring, builder: Builder, known: Mapping[str, NodeChannels], 
         ready = [edge for edge in plain if edge.source in active and done.issuperset(edge.join)]
         active = {edge.target for edge in ready} & known.keys()
         for name in sorted(active):
-            line, writes = wiring.lines.get(name, 0), known[name].writes & builder.channels.keys()
+            line = wiring.lines.get(name, 0)
             if known[name].reads < set(builder.schemas[builder.state_schema]):
                 found += [
                     Finding(line, f"'{name}' runs before `{channel}` is written: an arrow leads to it too early")
                     for channel in sorted(known[name].needs - written)
                 ]
-            for other in sorted(active):
-                if other > name and (both := {c for c in writes & known[other].writes if not _starts_empty(builder, c)}):
-                    found.append(Finding(line, f"'{name}' and '{other}' run at the same time, and both write `{min(both)}`"))
         written |= set[str]().union(*(known[one].writes for one in active))
         done |= active
     return found
+
+
+def _at_once(wiring: Wiring, builder: Builder, known: Mapping[str, NodeChannels]) -> list[Finding]:
+    """The nodes that plain arrows lead to within one superstep, and that write the same channel each time: one without a reducer."""
+    plain, state = [edge for edge in wiring.edges if wiring.kind(edge) == "plain"], set(builder.schemas[builder.state_schema])
+    written = {
+        name: {one for one in channels.must_write & state if not _starts_empty(builder, one)}
+        for name, channels in known.items()
+        if not channels.must_write >= state  # a node whose type is the whole state says nothing
+    }
+    found = set[tuple[str, str, str]]()
+    for start in ("START", *known):
+        active, done, seen = {start}, {start}, set[frozenset[str]]()
+        while active and frozenset(active) not in seen:
+            seen.add(frozenset(active))
+            ready = [edge for edge in plain if edge.source in active and done.issuperset(edge.join)]
+            active = {edge.target for edge in ready} & known.keys()
+            done |= active
+            pairs = ((one, two) for one in active & written.keys() for two in active & written.keys() if one < two)
+            found |= {(one, two, min(both)) for one, two in pairs if (both := written[one] & written[two])}
+    remedy = "draw one behind the other, or give the channel a reducer"
+    return [
+        Finding(wiring.lines.get(one, 0), f"'{one}' and '{two}' run at the same time, and both write `{both}`; {remedy}")
+        for one, two, both in sorted(found)
+    ]
 
 
 def _unread(wiring: Wiring, builder: Builder, known: Mapping[str, NodeChannels]) -> list[Finding]:
@@ -224,7 +245,7 @@ def _starts_empty(builder: Builder, channel: str) -> bool:
 
 
 def _known_channels(wiring: Wiring) -> dict[str, NodeChannels]:
-    """Name of a node -> the channels that it reads and writes. A Begin that is made by its name writes the start of what another node of the drawing writes."""
+    """Name of a node -> its channels. A Begin that is made by its name writes the start of what another node of the drawing writes."""
     known = {name: _channels(node) for name, node in wiring.nodes.items()}
     begins = {name for name, node in wiring.nodes.items() if getattr(unwrap(node), "initial_values", None) is START_VALUES}
     alone = START_VALUES.keys() - frozenset().union(*(known[name].writes for name in known.keys() - begins))

@@ -7,7 +7,7 @@ import re
 import types
 from dataclasses import dataclass
 from operator import add
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
@@ -388,6 +388,59 @@ def test_a_strategy_that_no_prompt_shows_is_told() -> None:
         "'synthesize' writes `strategy`, which no other node reads; lend the node that proposes with it, too"
     ]
     assert check(flow, blueprint("jitrl"), {"recollect": route_precedents}, **lent, propose=propose) == []
+
+
+class Verdict(TypedDict):
+    answer: str
+    notes: Annotated[list[str], add]
+
+
+class NoChannel(TypedDict):
+    drft: str
+
+
+def judge(state: Asked) -> Verdict:
+    return {"answer": "a", "notes": []}
+
+
+def judge_or_not(state: Asked) -> Verdict | None:
+    return None
+
+
+def all_of_it(state: Drafted) -> Drafted:
+    return {**state, "notes": []}
+
+
+def read_no_channel(state: NoChannel) -> Verdict:
+    return {"answer": state["drft"], "notes": []}
+
+
+def left_or_right(state: Asked) -> Literal["left", "right"]:
+    return "left"
+
+
+@pytest.mark.parametrize(
+    ("flow", "nodes", "says"),
+    [
+        ("START --> a & b --> END", (judge, judge), "'a' and 'b' run at the same time, and both write `answer`"),
+        ("START --> a & b --> END", (judge, judge_or_not), ""),
+        ("START --> a & b --> END", (all_of_it, all_of_it), ""),
+        ("START --> c\n  c -->|left| a --> END\n  c -->|right| b --> END", (judge, judge, judge), ""),
+        (
+            "START --> c\n  c -->|left| d --> a & b --> END\n  c -->|right| END",
+            (judge,) * 4,
+            "'a' and 'b' run at the same time",
+        ),
+        ("START --> a --> END", (read_no_channel,), "'a' reads `drft`, which no node before it writes; did you mean draft?"),
+    ],
+)
+def test_nodes_side_by_side_write_no_plain_channel_and_what_is_read_is_a_channel(
+    flow: str, nodes: tuple[Any, ...], says: str
+) -> None:
+    named = dict(zip("abcd", nodes, strict=False))
+    found = check(f"flowchart LR\n  {flow}", named, {"c": left_or_right} if "c" in named else {}, builder=StateGraph(Drafted))
+    assert len(found) == bool(says)
+    assert says in "".join(one.sentence for one in found)
 
 
 BOTH = """flowchart LR
