@@ -15,6 +15,7 @@ from typing import Any
 from langchain_core.runnables.config import ensure_config
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.pregel import Pregel
+from langgraph.types import PregelTask
 
 __all__ = ["find_subgraph"]
 
@@ -111,3 +112,10 @@ def innermost(graph: Graph, inside: Sequence[Invocation]) -> Graph:
     for one in inside:
         graph = find_subgraph(graph, one.node)
     return graph
+
+
+def name_questions(tasks: Sequence[PregelTask]) -> dict[Any, str]:
+    """Name of a node that asks -> the id of its question; empty if two questions have the same name."""
+    asked = [(task.name, one.id) for task in tasks for one in task.interrupts]
+    names = dict(asked)
+    return names if len(names) == len(asked) else {}

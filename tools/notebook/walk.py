@@ -55,7 +55,7 @@ from .moments import (
     source_of,
     thread_of,
 )
-from .pauses import Graph, Invocation, find_subgraph, innermost, pause_in
+from .pauses import Graph, Invocation, find_subgraph, innermost, name_questions, pause_in
 from .tables import StepperError, Table, channel_rows, check_channels, check_names, table, to_line, two_lines
 
 if TYPE_CHECKING:
@@ -242,8 +242,8 @@ class Walk:
         """Answer the node that asks (see `question`), and run it to its end, or to its next question.
 
         Args:
-            answer: what `interrupt()` returns in the node; of several questions a dict: id -> answer. An answer of this place that was
-                given already may be changed by its id, while others are open.
+            answer: what `interrupt()` returns in the node; of several questions a dict: id -> answer, or node -> answer where each node
+                asks one. An answer of this place that was given already may be changed by its id, while others are open.
 
         Raises:
             StepperError: nothing asks, or several nodes ask and the answer does not say which, or LangChain's middleware asks and could
@@ -254,11 +254,15 @@ class Walk:
         places = self._open_places()
         if not places:
             raise StepperError(f"nothing asks for an answer at {self}: step() goes on")
+        names = name_questions(self._snapshot().tasks)
+        if isinstance(answer, Mapping) and (len(places) > 1 or self._answers):
+            answer = {names.get(key, key): said for key, said in answer.items()}
         known = {**self._seen, **places}
         by_id = isinstance(answer, Mapping) and len(answer) > 0 and answer.keys() <= known.keys()
         if len(places) > 1 and not by_id:
-            form = ", ".join(f"{one.id!r}: ..." for one in self._interrupts())
-            raise StepperError(f"{len(places)} nodes ask: answer with a dict of id -> answer, such as resume({{{form}}})")
+            form = ", ".join(f"{one!r}: ..." for one in names or places)
+            key = "node" if names else "id"
+            raise StepperError(f"{len(places)} nodes ask: answer with a dict of {key} -> answer, such as resume({{{form}}})")
         given = {known[id]: said for id, said in answer.items()} if by_id else {next(iter(places.values())): answer}
         for one in self._interrupts():
             if places[one.id] in given:

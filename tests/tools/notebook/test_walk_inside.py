@@ -2,6 +2,7 @@
 
 import asyncio
 import operator
+import re
 from typing import Annotated, Any
 
 import pytest
@@ -186,6 +187,23 @@ def test_two_questions_at_once_need_their_names() -> None:
         walk.resume(5)
     answers = {id: 10 * int(text[7]) for id, text in walk.question.items()}
     assert walk.resume(answers).state["out"] == [10, 20]
+
+
+def test_two_nodes_that_ask_are_answered_by_their_names() -> None:
+    builder = StateGraph(Group)
+    for name in ("approve", "rate"):
+        builder.add_node(name, lambda state: {"out": [interrupt("ok?")]})
+        builder.add_edge(START, name)
+    walk = start(builder.compile(checkpointer=InMemorySaver()), {"xs": []}).step()
+    says = "2 nodes ask: answer with a dict of node -> answer, such as resume({'approve': ..., 'rate': ...})"
+    for wrong in (5, {"aprove": 1}):
+        with pytest.raises(StepperError, match=re.escape(says)):
+            walk.resume(wrong)
+    assert walk.fork().resume({"approve": 1, "rate": 2}).state["out"] == [1, 2]
+    walk.resume({"rate": 2})
+    assert walk.resume({"approve": 1}).state["out"] == [1, 2]
+    walk = start(builder.compile(checkpointer=InMemorySaver()), {"xs": []}).step()
+    assert walk.resume(dict.fromkeys(walk.questions, 3)).state["out"] == [3, 3]
 
 
 def test_a_question_inside_a_subgraph() -> None:

@@ -67,7 +67,7 @@ def test_what_parallel_nodes_have_left_is_edited_and_leads_on_as_it_did() -> Non
 def test_an_answer_is_changed_while_others_are_open_and_given_anew_after_going_back() -> None:
     real = walk(asks=True)
     first, second = real.questions
-    with pytest.raises(StepperError, match=re.escape(f"such as resume({{'{first}': ..., '{second}': ...}})")):
+    with pytest.raises(StepperError, match=re.escape("such as resume({'a': ..., 'b': ...})")):
         real.resume("yes")
     assert real.resume({first: 1}).answers == {first: 1}
     assert real.resume({first: 2}).answers == {first: 2}
