@@ -392,7 +392,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             ratings = self._memory(place.scope).conversations.ratings(place.thread) if found else ()
             before = next((one for one in ratings if one.turn == place.turn), None)
             if found and (before is None or before.reward is None or before.source == "reviewer"):
-                self._add_review(runtime, place, found)
+                self._add_review(runtime, place, found, next(one.id for one in reversed(turn) if one.type == "ai"))
         except ScopeError:
             raise
         except Exception as error:  # a store that is down must not take the answer from the user
@@ -400,10 +400,10 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             return False
         return True
 
-    def _add_review(self, runtime: Any, place: Place, found: tuple[float | None, str]) -> None:
-        """Rate a recorded turn by what a person changed of it."""
+    def _add_review(self, runtime: Any, place: Place, found: tuple[float | None, str], reply: str | None) -> None:
+        """Rate a recorded turn, of which this is a reply's id, by what a person changed of it: no turn before it, which nobody has judged."""
         try:
-            self.add_rating(place.scope, place.thread, *found, turn=place.turn, source="reviewer")
+            self.add_rating(place.scope, place.thread, *found, message_id=reply, source="reviewer")
         except Exception as error:  # the turn is recorded all the same
             self._note_failure(runtime, "a turn was not rated by its reviewer", error)
 

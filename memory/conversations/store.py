@@ -255,7 +255,7 @@ def with_turn(known: Conversation, turn: Turn) -> Conversation:
 def rated_trajectories(conversation: Conversation, ratings: Sequence[Rating]) -> list[Trajectory]:
     """The rated stretches of a conversation, oldest first. Turns after the last rating belong to none.
 
-    The first one is about the conversation's task, each later one, and each branch, about what the user asked for then.
+    What begins with the conversation is about its task; each later stretch, and each branch, about what the user asked for then.
     """
     single = {rating.turn: rating for rating in ratings if rating.is_single}
     shared = {rating.turn: rating for rating in ratings if not rating.is_single}
@@ -265,19 +265,19 @@ def rated_trajectories(conversation: Conversation, ratings: Sequence[Rating]) ->
         if turn.id in beside:
             branches.append((number, turn))
         elif turn.id in single:
-            found += _stretch(conversation, [(number, turn)], single[turn.id], is_first=not found)
+            found += _stretch(conversation, [(number, turn)], single[turn.id])
         else:
             stretch.append((number, turn))
         if (rating := shared.get(turn.id)) is not None:
-            found += _stretch(conversation, stretch, rating, is_first=not found)
+            found += _stretch(conversation, stretch, rating)
             for one in branches:
                 own = single.get(one[1].id, rating)  # a comment on a branch leaves it the reward of all
                 own = own if own.reward is not None else replace(own, reward=rating.reward)
-                found += _stretch(conversation, [one], own, is_first=False)
+                found += _stretch(conversation, [one], own)
             stretch, branches = [], []
     for one in branches:
         if (rating := single.get(one[1].id)) is not None:
-            found += _stretch(conversation, [one], rating, is_first=False)
+            found += _stretch(conversation, [one], rating)
     return found
 
 
@@ -296,14 +296,12 @@ def _branches(conversation: Conversation) -> set[str]:
     return {id for one in conversation.turns if one.branch_of for id in (one.id, one.branch_of)}
 
 
-def _stretch(
-    conversation: Conversation, turns: Sequence[tuple[int, Turn]], rating: Rating, *, is_first: bool
-) -> list[Trajectory]:
+def _stretch(conversation: Conversation, turns: Sequence[tuple[int, Turn]], rating: Rating) -> list[Trajectory]:
     """Some numbered turns as a trajectory with a rating; none where nothing was done in them."""
     if not (steps := [step for _, turn in turns for step in turn.steps]):
         return []
-    task, number = conversation.task, turns[-1][0]
-    if not is_first:
+    task, (first, turn), number = conversation.task, turns[0], turns[-1][0]
+    if first > 0 or turn.branch_of:
         task = replace(task, instruction=steps[0].observation_text)
     steps[-1] = replace(steps[-1], reward=rating.reward)
     used = dict.fromkeys(id for _, turn in turns for entry in turn.advice for id in entry.get("recalled", ()))

@@ -211,6 +211,8 @@ def test_a_thumb_under_one_reply_of_a_chat_rates_its_turn_alone() -> None:
     assert not rating.is_single
     found = learner._conversations({"tenant": "acme"}).trajectories.all()
     assert sorted((one.value, len(one.transitions)) for one in found) == [(0.0, 1), (1.0, 2)]
+    asked = {one.value: one.task.instruction for one in found}
+    assert asked == {0.0: "Question 1", 1.0: "Question 0"}, "critics are told what the rated turn has answered"
     out = graph.invoke({"messages": "Question 3"}, config("a"))
     learner.feedback("a", reward=0.0, message_id=out["messages"][-1].id, tenant="acme")
     rating = learner.feedback("a", text="a comment on the same", tenant="acme")
