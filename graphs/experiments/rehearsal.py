@@ -57,13 +57,12 @@ def _rehearse_run(job: Job, world: WatchedWorld) -> list[Usage]:
     from langgraph.checkpoint.memory import InMemorySaver
 
     from ...memory.claas.weights import TrainingLog
-    from ...memory.storage.serializer import serializer
     from .play import RunFiles, run_graph
 
     bank = getattr(job.arm.settings, "bank", "")
     if bank and not Path(bank).exists():  # it is made before the first episode
         job = replace(job, arm=replace(job.arm, settings=replace(job.arm.settings, bank="")))
-    log, saver, most = Rows(), InMemorySaver(serde=serializer()), job.options.episodes
+    log, saver, most = Rows(), InMemorySaver(), job.options.episodes
     files = RunFiles(Journal(), log, Rows(), Rows(), None, saver, TrainingLog(Rows()))
     begin = {"task": world.task(job.seed, job.options.split), "run": job.run, "episode": 0, "tokens": 0}
     config: Any = {"configurable": {"thread_id": job.thread}, "recursion_limit": 1_000_000}

@@ -25,7 +25,6 @@ from ...memory.records import Trajectory
 from ...memory.storage.journal import Journal
 from ...memory.storage.record_store import RecordStore
 from ...memory.storage.rows import Rows
-from ...memory.storage.serializer import serializer
 from ...nodes.recorded_model import RecordedChatModel
 from ...tools.notebook.walk import Walk
 from ..arms import Arm
@@ -182,7 +181,7 @@ def _open_again(
     record, memory = Rows(), memory if job.arm.method.has_memory else None
     for row in replies:
         record.append(row)
-    files = RunFiles(Journal(details=None), Rows(), Rows(), record, memory, InMemorySaver(serde=serializer()), TrainingLog())
+    files = RunFiles(Journal(details=None), Rows(), Rows(), record, memory, InMemorySaver(), TrainingLog())
     environment = shared_environment(job.options.env, job.options.horizon)
     model = None
     if loads_model(job.arm, job.options):

@@ -14,7 +14,6 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import StateGraph
 
 from ...memory.errors import UserError, did_you_mean
-from ...memory.storage.serializer import serializer
 from ...nodes.state import AttemptInput, AttemptState, EpisodeResult
 from ...tools.notebook.walk import Walk, start
 from ..arms import SERVED_GRAPHS, blueprint, find_user_object, load_graph, method_settings
@@ -89,7 +88,7 @@ def method_target(options: StudioOptions) -> Studio:
 
     def build(settings: Any) -> tuple[Any, str, str]:
         """The graph with these settings, whose memory holds the episodes before the first walk; its Python, and its title."""
-        saver = InMemorySaver(serde=serializer())
+        saver = InMemorySaver()
         made = method.build(inputs, settings, **method_resources(method), checkpointer=saver)
         for episode in range(options.episodes):
             made.invoke({**first, "episode": episode}, {"configurable": {"thread_id": f"before-{episode}"}})
@@ -128,7 +127,7 @@ def drawing_target(options: StudioOptions) -> Studio:
     )
 
     def begin(number: int, input: Any) -> Walk:
-        graph = drawing.wire_onto(base).copy(update={"checkpointer": InMemorySaver(serde=serializer())})
+        graph = drawing.wire_onto(base).copy(update={"checkpointer": InMemorySaver()})
         given = {"task": world.task(options.seed, options.split), "run": "studio", "episode": number}
         return start(graph, given, thread=f"walk-{number}")
 
