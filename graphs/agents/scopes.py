@@ -154,9 +154,8 @@ class ScopeMemory(Generic[Index]):
         if (near := entry.get("nearest")) is not None:
             self.nearest = max(near, self.nearest or 0.0)
         if self.consulted == CONSULTATIONS_BEFORE_WARNING and not self.recalled + self.unshown:
-            why = "status() says why" if self.ids else "no feedback has come yet: call feedback(thread_id, reward=...)"
-            place, words = "/".join(self.conversations.scope), "%s: nothing was recalled for the first %d model calls of %s; %s"
-            LOG.warning(words, entry["method"], self.consulted, place, why)
+            words = "%s: nothing was recalled for the first %d model calls of %s; status() says why"
+            LOG.warning(words, entry["method"], self.consulted, "/".join(self.conversations.scope))
 
 
 class ScopeOptions(TypedDict, total=False):
@@ -375,6 +374,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         if any(one != labels for one in self._recorded(scope)):
             more = ", ".join(name for name in self.scope.names if name not in scope)
             notes += (f"not counted here is what has a {more}: give {more}, as scopes() lists",)
+        elif not rated and (meant := self._names_meant(scope)):
+            notes += (f"nothing is recorded of {' '.join(map(unquote, labels))}{meant}",)
         if memory.left_out:
             said = f"max_added_tokens had no room for all that was recalled in {plural(memory.left_out, 'model call')}"
             notes += (f"{said}, and for none of it in {memory.unshown:,} of these",)
@@ -593,11 +594,14 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             said = "%s: other agents of this store %s conversations of it: %s; every_agent=True has them forget it, too"
             LOG.warning(said, self.method, "may keep" if user else "keep", ", ".join(sorted(names)))
         if not count:
-            known = [scope_of(one)["scope"] for one in self._recorded({})]
-            values = [(name, {str(one[name]) for one in known if one[name]}) for name in own]
-            near = [did_you_mean(str(own[name]), there) for name, there in values if str(own[name]) not in there]
-            LOG.warning("%s: nothing was kept of %s%s", self.method, " ".join(map(unquote, wanted)), "".join(near))
+            LOG.warning("%s: nothing was kept of %s%s", self.method, " ".join(map(unquote, wanted)), self._names_meant(own))
         return count
+
+    def _names_meant(self, scope: Mapping[str, ScopeValue]) -> str:
+        """The values of a scope that are most like those for which nothing is recorded, as a question; empty if there are none."""
+        known = [scope_of(one)["scope"] for one in self._recorded({})]
+        values = [(name, {str(one[name]) for one in known if one[name]}) for name in scope]
+        return "".join(did_you_mean(str(scope[name]), there) for name, there in values if str(scope[name]) not in there)
 
     def forget_in(self, labels: tuple[str, ...], threads: Sequence[str] | None) -> int:
         """As `forget`, in the scope with these labels."""

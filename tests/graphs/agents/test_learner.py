@@ -116,6 +116,7 @@ def test_all_agents_of_a_store_forget_a_tenant_by_one_call(caplog: pytest.LogCap
             made["boss"].forget(every_agent=True, **wrong)
     assert made["boss"].forget(tenant="acne", every_agent=True) == 0
     assert caplog.messages[-1] == "synapse: nothing was kept of tenant=acne; did you mean acme?"
+    assert "nothing is recorded of tenant=acne; did you mean acme?" in str(made["boss"].status(tenant="acne"))
     assert made["boss"].forget(tenant="acme", every_agent=True) == 2
     assert made["scout"].forget(tenant="acme", every_agent=True) == 0
     assert caplog.messages[1:] == ["synapse: nothing was kept of tenant=acme"]
