@@ -375,7 +375,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             more = ", ".join(name for name in self.scope.names if name not in scope)
             notes += (f"not counted here is what has a {more}: give {more}, as scopes() lists",)
         elif not rated and (meant := self._names_meant(scope)):
-            notes += (f"nothing is recorded of {' '.join(map(unquote, labels))}{meant}",)
+            notes += (f"nothing is recorded of {' '.join(map(unquote, self.scope.labels(scope, to_last=True)))}{meant}",)
         if memory.left_out:
             said = f"max_added_tokens had no room for all that was recalled in {plural(memory.left_out, 'model call')}"
             notes += (f"{said}, and for none of it in {memory.unshown:,} of these",)
