@@ -185,10 +185,11 @@ def python_text(source: str, nodes: Mapping[str, str], routers: Mapping[str, str
         ",".join(f"\n    {name!r}: {known.get(name, f'inputs.node({wanted!r})')}" for name, wanted in one.items())
         for one, known in ((nodes, calls), (routers, dict[str, str]()))
     ]
+    drawn = 'drawing = Path(__file__).with_suffix(".mmd").read_text(encoding="utf-8")'
     return (
-        f"from pathlib import Path\n\nimport learngraph\n{source}\nnodes = {{{made[0]}}}\nrouters = {{{made[1]}}}\n"
-        'drawing = Path(__file__).with_suffix(".mmd").read_text(encoding="utf-8")\n'
+        f"from pathlib import Path\n\nimport learngraph\n{source}\nnodes = {{{made[0]}}}\nrouters = {{{made[1]}}}\n{drawn}\n"
         "graph = learngraph.rewire(base, drawing, routers, **nodes)\n"
+        '# To walk it: learngraph.step(graph.copy(update={"checkpointer": InMemorySaver()}), {...})\n'
     )
 
 

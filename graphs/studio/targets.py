@@ -164,7 +164,9 @@ def graph_target(options: StudioOptions) -> Studio:
     usual = read_input(options.input) if options.input else None
     code = _UserCode(options.target)
     graph = code.graph
-    path = options.flow or Path(f"{options.target.rpartition(':')[2]}.mmd")
+    module, _, name = options.target.rpartition(":")
+    module = Path(module).name.removesuffix(".py").replace(".", "_")
+    path = options.flow or Path(f"{module}_{name}.mmd")  # many modules have a `graph`
     inputs = cache(lambda: _open_world(options)[1])  # opened where a node of the catalogue is drawn
     source = f"from learngraph.graphs.arms import load_graph\n{_source(options)}base = load_graph({options.target!r})\n"
     drawing = Drawing(options.target, path, to_mermaid(graph), graph, inputs, source)
@@ -188,7 +190,8 @@ def graph_target(options: StudioOptions) -> Studio:
 
     walk = WalkSession(options.target, begin, form, graph, reload)
     if options.input:
-        walk.start()
+        with suppress(FlowError):  # the page shows what is wrong with the saved drawing
+            walk.start()
     return Studio(options.target, drawing, walk, opens="drawing")
 
 

@@ -377,6 +377,11 @@ async def test_a_node_goes_behind_what_is_chosen_or_before_the_end_and_undo_brin
             assert await opened.run(place) == "Nodes a click puts one before the end"
             await put("ZeroJudge")
             await until(opened, f"{text} === {last!r} && {behind('ZeroJudge')}")
+            await opened.run("document.querySelector('.palette li button').focus()")
+            await press(opened, "Backspace")
+            await until(opened, f"{text} === {first + 'END; '!r}")  # it is taken out, and what led to it leads on
+            await press(opened, "z", ctrl=True)
+            await until(opened, f"{text} === {last!r} && {behind('ZeroJudge')}")
             await choose("data-box=Act")  # two arrows leave it
             await until(opened, behind("Act"))
             await put("Push")

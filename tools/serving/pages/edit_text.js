@@ -82,12 +82,11 @@ export function putLast(text, name, edges) {
   throw new Error(`Click the box that ${name} is to follow, or the arrow that it is to stand in: ${free.length ? `several lead to the end (${free.map(said).join("; ")})` : "no arrow that the drawing leads enters the end"}.`);
 }
 
-/** With a box taken out of its place and put into an arrow: what led to it leads on to where its arrow went. */
-export function moveInto(text, name, edge, edges) {
+/** Without a box: what led to it leads on to where its arrow went. */
+export function removeBox(text, name, edges) {
   const out = edges.filter((one) => one.source === name), around = edges.filter((one) => one.source === name || one.target === name);
-  if (out.length !== 1 || out[0].label || out[0].dotted || around.some((one) => one.bound || one.join)) throw new Error(`'${name}' cannot be moved by the mouse: only a box that one plain arrow leaves, and that no node leads to by itself, is taken out of its place.`);
-  refuseBound(edge, name, edges);
-  const without = rewrite(text, (chain) => {
+  if (out.length !== 1 || out[0].label || out[0].dotted || around.some((one) => one.bound || one.join)) throw new Error(`'${name}' cannot be taken out of its place here: only a box that one plain arrow leaves, and that no node leads to by itself. Its lines in the text can be edited.`);
+  return changed(text, rewrite(text, (chain) => {
     const kept = [...chain];
     while (kept.length > 1 && namesOf(kept[0])[0] === name) kept.splice(0, 2);
     for (let i = 2; i < kept.length; i += 2) {
@@ -98,6 +97,12 @@ export function moveInto(text, name, edge, edges) {
       i -= 2;
     }
     return [kept];
-  });
+  }));
+}
+
+/** With a box taken out of its place and put into an arrow. */
+export function moveInto(text, name, edge, edges) {
+  const without = removeBox(text, name, edges);
+  refuseBound(edge, name, edges);
   return putInto(without, name, edge, edges);
 }

@@ -1,6 +1,6 @@
 // The drawing: its Mermaid text beside the live picture, the check's findings at their lines, and the palette of nodes.
 const { html, useEffect, useRef, useState } = viewLibrary;
-import { addArrow, moveInto, putBehind, putInto, putLast, removeArrow } from "./edit_text.js";
+import { addArrow, moveInto, putBehind, putInto, putLast, removeArrow, removeBox } from "./edit_text.js";
 import { GraphPicture, Legend } from "./graph.js";
 
 const E = editorLibrary;
@@ -185,9 +185,20 @@ export function EditorView({ ask, dirty, here }) {
     choose,
     chosen: (edge) => isSame(edge, chosen),
   };
+  // The chosen box or arrow is taken away.
+  const remove = () => edit((words, edges, drawn) => {
+    const place = lastDrawn(drawn, edges);
+    if (!place) throw new Error("Click the box or the arrow that is to be taken away.");
+    return typeof place === "string" ? removeBox(words, place, edges) : removeArrow(words, place);
+  });
   useEffect(() => {  // the editor's keys, also while the focus is on the palette or nowhere
     const press = (event) => {
       const target = event.composedPath()[0], isText = /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName);
+      if (now.current.here && editor.current && /^(Delete|Backspace)$/.test(event.key) && !isText && !target.isContentEditable) {
+        remove();
+        event.preventDefault();
+        return;
+      }
       if (!now.current.here || !editor.current || !(event.ctrlKey || event.metaKey) || event.altKey || target.isContentEditable) return;
       const key = event.key.toLowerCase(), undo = key === "z" && !event.shiftKey ? "Mod-z" : key === "y" || key === "z" ? "Mod-y" : "";
       if (key === "s") save();
@@ -209,7 +220,7 @@ export function EditorView({ ask, dirty, here }) {
     <div class="head"><h2>${file?.title ?? "Drawing"}</h2><span class="soft">${file ? `${file.path}${file.exists ? "" : ", not written yet"}${changed ? ", changed" : ""}` : ""}</span></div>
     <div class="toolbar"><button type="button" class="main" disabled=${!file} aria-keyshortcuts="Control+S" onClick=${() => save()}>Save <kbd>Ctrl S</kbd></button>
       <button type="button" disabled=${!file?.exists || changed} title=${file?.exists && !changed ? "write the Python that makes this graph, beside the drawing's file" : "save the drawing first: the Python file reads what is saved"} onClick=${writePython}>Write its Python file</button>
-      <span class="soft">A node of the list goes behind the box that you click, or into the arrow; before the end if none is chosen. Drag a box onto another to draw an arrow, or onto an arrow to move it there; a double click takes an arrow away.</span></div>
+      <span class="soft">A node of the list goes behind the box that you click, or into the arrow; before the end if none is chosen. Drag a box onto another to draw an arrow, or onto an arrow to move it there; Delete takes the chosen one away, a double click an arrow.</span></div>
     ${told && html`<div role=${told.bad ? "alert" : "status"} class=${`note ${told.bad ? "bad" : "good"}`}><p>${told.text}</p>
       ${told.theirs && html`<button type="button" onClick=${() => { setFile({ ...file, text: told.theirs.text, version: told.theirs.version }); replace(told.theirs.text); setTold(null); }}>Take the file's text</button>
         <button type="button" onClick=${() => save(told.theirs.version)}>Save mine over it</button>`}</div>`}

@@ -3,7 +3,7 @@ const { html, useEffect, useRef } = viewLibrary;
 
 const HELP = [["s or o", "step over: the next node, with all of its graph"], ["r", "round: until this node comes again"], ["i / u", "into a graph, and out"], ["b", "back"], ["f", "fork from the moment that is shown"], ["k / d", "keep a what-if in memory, or drop it"], ["e", "finish"], ["n", "new run"],
   ["← →", "the moment before, the next"], ["↑ ↓", "move in a list"], ["Tab", "to the next part; in the picture arrow keys go from box to box, Enter runs to it"], ["?", "this list"]];
-const DRAWING = [["Ctrl S", "save the drawing"], ["Ctrl Z, Y", "undo a change of the drawing, the mouse's too, and do it again"]];
+const DRAWING = [["Ctrl S", "save the drawing"], ["Delete", "take the chosen box or arrow out of the drawing"], ["Ctrl Z, Y", "undo a change of the drawing, the mouse's too, and do it again"]];
 
 export function Help({ close, inside = false, children = null }) {
   const box = useRef(null);
