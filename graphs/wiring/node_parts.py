@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import is_dataclass
+from dataclasses import dataclass, is_dataclass
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -16,6 +16,7 @@ from ...memory.claas.weights import TrainingLog
 from ...memory.errors import UserError, did_you_mean
 from ...memory.lessons.by_task import Lessons
 from ...memory.lessons.versions import LibraryVersions
+from ...memory.records import Trajectory
 from ...memory.returns.experiences import Experiences
 from ...memory.returns.q_table import QTable
 from ...memory.storage.rows import Rows
@@ -25,7 +26,7 @@ from ...nodes.catalogue import catalogue
 from ...nodes.channels import type_hints
 from ...nodes.extract.critic import Critic, critic_prompts
 from ...nodes.prompt import Prompt
-from ...nodes.retrieve.attempts import AttemptMemories
+from ...nodes.retrieve.attempts import AttemptMemory
 from ...nodes.synthesize.reasoning_bank import extractor_prompts
 from .mermaid import read_flow
 
@@ -100,6 +101,23 @@ NUMBERS: Mapping[str, float] = {
     "tasks": 12,
 }
 """Name of a number that nodes ask for without a default -> JitRL's (graphs/jitrl.py, which stands on this file), or a baseline's."""
+
+
+@dataclass(frozen=True)
+class AttemptMemories:
+    """Several memories of finished attempts, each of which gets every attempt: nodes look them up in their own ways."""
+
+    memories: tuple[AttemptMemory, ...]
+
+    @property
+    def is_durable(self) -> bool:
+        """True if attempts outlive the process."""
+        return any(memory.is_durable for memory in self.memories)
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Add an attempt to each."""
+        for memory in self.memories:
+            memory.add(trajectory)
 
 
 class LacksParts(UserError):

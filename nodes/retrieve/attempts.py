@@ -39,7 +39,6 @@ from ..prompt import Prompt
 from ..state import EpisodeInput, ObservationChannel, PromptChannels, ShownChannel
 
 __all__ = [
-    "AttemptMemories",
     "AttemptMemory",
     "AttemptsPart",
     "Compose",
@@ -550,23 +549,6 @@ class ReadOnlyMemory:
 
     def add(self, trajectory: Trajectory) -> None:
         """Do nothing."""
-
-
-@dataclass(frozen=True)
-class AttemptMemories:
-    """Several memories of finished attempts, each of which gets every attempt: nodes look them up in their own ways."""
-
-    memories: tuple[AttemptMemory, ...]
-
-    @property
-    def is_durable(self) -> bool:
-        """True if attempts outlive the process."""
-        return any(memory.is_durable for memory in self.memories)
-
-    def add(self, trajectory: Trajectory) -> None:
-        """Add an attempt to each."""
-        for memory in self.memories:
-            memory.add(trajectory)
 
 
 @dataclass(frozen=True)
