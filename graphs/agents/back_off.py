@@ -31,5 +31,5 @@ class BackOff:
             self.resume_at = time.monotonic() + min(FIRST_PAUSE * 2.0 ** (self._failures - 2), LONGEST_PAUSE)
 
     def note_answer(self) -> None:
-        """Note that it has answered."""
-        self._failures = 0
+        """Note that it has answered: it is asked again at once."""
+        self._failures, self.resume_at = 0, 0.0

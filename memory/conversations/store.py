@@ -11,7 +11,8 @@
 
 Feedback rates what happened since the feedback before it: a thread that is rated after its second and its fifth turn gives two
 trajectories, of turns 0 to 1 and 2 to 4. A branch of `Send` is a trajectory of its own, with the reward of its own reply or that of the
-thread. Feedback on the same turn again takes the place of the former one. All ids are derived from those of the thread and of its messages, so that work that is done twice is stored once.
+thread. Feedback on the same turn again takes the place of the former one. All ids are derived from those of the thread and of its
+messages, so that work that is done twice is stored once.
 
 Several processes may share a store. Each writes an item of its own under `changes`, and reads the others': nobody has to read all
 trajectories again to learn what is new.
@@ -782,6 +783,8 @@ def _find_turn(conversation: Conversation, **asked: str | None) -> Turn:
         if _is_asked(one, **asked):
             return one
     last = conversation.turns[-3:]
+    if not last:
+        raise UserError(f"conversation {conversation.id!r} has no turn that could be rated")
     known = [
         id for one in last for id in (one.replies if asked.get("message_id") else [one.id if asked.get("turn") else one.run_id])
     ]

@@ -24,7 +24,7 @@ from learngraph.graphs.agents import scopes
 from learngraph.graphs.agents.executed_calls import watch_call
 from learngraph.graphs.agents.synapse import SynapseMiddleware
 from learngraph.memory.conversations.reviews import reviewed_call
-from learngraph.memory.conversations.store import ConversationStore, Reflection, Turn
+from learngraph.memory.conversations.store import Conversation, ConversationStore, Reflection, Turn
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Task, Trajectory, Transition
 from learngraph.memory.storage.record_store import to_json
@@ -255,3 +255,10 @@ def test_a_tool_keeps_the_handlers_of_its_callback_manager() -> None:
     assert heard == ["look_up"]
     assert isinstance(result, ToolMessage)
     assert result.additional_kwargs["executed_call"] is True
+
+
+def test_a_conversation_without_a_turn_cannot_be_rated() -> None:
+    store = ConversationStore(InMemoryStore(), ("agents", "a"))
+    store.take_in([(Conversation("t1", Task("t", "Help."), ()), ())])
+    with pytest.raises(UserError, match="conversation 't1' has no turn that could be rated"):
+        store.rate("t1", 1.0)
