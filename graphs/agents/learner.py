@@ -427,7 +427,9 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
     def _record(self, place: Place, messages: Sequence[AnyMessage], learning: Any, runtime: Any, goes_on: bool = False) -> None:
         if (found := self.screen.suspicion_in(messages[first_new_message(messages) :])) is not None:
             self.keep_out(place.scope, place.thread, *found)
-        task = replace(place.task, instruction=self.screen.redact(place.task.instruction))
+        # A thread may be older than its first recorded turn: what this turn answers is what it is about.
+        asked = trim_middle(str(messages[last_user_message(messages)].text), MOST_GOAL_CHARS)
+        task = replace(place.task, instruction=self.screen.redact(asked))
         where = last_user_message(messages), self.agent.listed
         try:
             done = self.screen.steps(messages, self.state_key, *where)

@@ -219,6 +219,19 @@ def test_a_thumb_under_one_reply_of_a_chat_rates_its_turn_alone() -> None:
     assert (rating.is_single, rating.reward) == (True, 0.0)
 
 
+def test_a_thread_that_is_older_than_its_memory_is_about_what_is_asked_now() -> None:
+    """As one whose user was forgotten, or that had no learner before: what was said then is not recorded anew."""
+    learner = ICRLMiddleware(InMemoryStore())
+    builder = StateGraph(MessagesState).add_node("model", learner.node(Echo(messages=iter([])))).add_edge(START, "model")
+    graph = builder.compile(checkpointer=InMemorySaver())
+    graph.invoke({"messages": "My secret is Xyzzy."}, config("a"))
+    learner.forget(tenant="acme")
+    graph.invoke({"messages": "And now?"}, config("a"))
+    learner.feedback("a", reward=1.0, tenant="acme")
+    (one,) = learner._conversations({"tenant": "acme"}).trajectories.all()
+    assert (one.task.instruction, "Xyzzy" in repr([*learner.export(tenant="acme")])) == ("And now?", False)
+
+
 @pytest.mark.parametrize("place", range(3))
 def test_the_thread_rates_what_no_thumb_has_rated_whichever_turn_was_last(place: int) -> None:
     """As of branches that are subgraphs, whose turns end in any order."""
