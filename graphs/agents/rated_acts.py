@@ -28,7 +28,7 @@ class Evidence(NamedTuple):
     @property
     def is_outnumbered(self) -> bool:
         """True if the ratings against the lesson are clearly more: seven to one, nine to two."""
-        return self.differ - self.agree >= CLEAR * math.sqrt(self.differ + self.agree)
+        return self.differ - self.agree > CLEAR * math.sqrt(self.differ + self.agree)
 
 
 class _Act(NamedTuple):

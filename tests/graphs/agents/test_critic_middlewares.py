@@ -403,5 +403,6 @@ def test_what_speaks_for_a_lesson_is_counted_once_for_each_user() -> None:
     rate("t1", None)
     rate("words", True, action="reply: Done.")
     assert (acts.evidence("t1"), acts.evidence("words")) == (Evidence(0, 0), Evidence(0, 0))
+    assert not Evidence(0, 0).is_outnumbered, "a lesson about words, which no act rates, is shown"
     assert [Evidence(1, n).is_outnumbered for n in (6, 7)] == [False, True]
     assert [Evidence(2, n).is_outnumbered for n in (8, 9)] == [False, True]
