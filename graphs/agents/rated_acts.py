@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import NamedTuple
 
 from ...memory.conversations.messages import REPLY
@@ -43,23 +43,25 @@ class RatedActs:
 
     def __init__(self) -> None:
         self._acts = dict[str, _Act]()
-        self._same = defaultdict[str, dict[str, _Act]](dict)
+        self._raters = defaultdict[tuple[str, bool], Counter[str]](Counter)
+        """What was done, and its success -> the conversations in which each user rated it so."""
 
     def add(self, trajectory: Trajectory, success: bool | None) -> None:
         """Take in a conversation, in place of what was known of it; one without calls, or whose success is not known, says nothing."""
         if (known := self._acts.pop(trajectory.id, None)) is not None:
-            del self._same[known.done][trajectory.id]
+            raters = self._raters[known.done, known.success]
+            raters[known.who] -= 1
+            if not raters[known.who]:
+                del raters[known.who]
         calls = [one.action for one in trajectory.transitions if not one.action.startswith((REPLY, REJECTED))]
         if calls and success is not None:
             situation = " ".join(words(_NUMBERED.sub("", trajectory.transitions[0].state)))
             done = "; ".join(dict.fromkeys([situation, *(_NUMBERED.sub("", call) for call in calls)]))
-            act = _Act(done, success, trajectory.user or trajectory.id)
-            self._acts[trajectory.id] = self._same[done][trajectory.id] = act
+            self._acts[trajectory.id] = act = _Act(done, success, trajectory.user or trajectory.id)
+            self._raters[done, success][act.who] += 1
 
     def evidence(self, id: str) -> Evidence:
         """The ratings of what was done in a conversation."""
         if (own := self._acts.get(id)) is None:
             return Evidence(0, 0)
-        alike = [*self._same[own.done].values()]
-        who = [{one.who for one in alike if (one.success == own.success) == agrees} for agrees in (True, False)]
-        return Evidence(*map(len, who))
+        return Evidence(len(self._raters[own.done, own.success]), len(self._raters[own.done, not own.success]))

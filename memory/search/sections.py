@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from .similarity import JaccardIndex, RankedRows, Similarity, bag, ngrams, words
+from .similarity import JaccardIndex, RankedRows, Similarity, bag, kth_largest, ngrams, words
 
 __all__ = ["Section", "SectionRows", "SectionSimilarity", "join_sections", "split_sections"]
 
@@ -160,7 +160,7 @@ class SectionRows:
             chosen &= among[rows]
         rows, similarities = rows[chosen], similarities[chosen]
         if len(rows) > k:
-            best = similarities >= np.partition(similarities, -k)[-k]
+            best = similarities >= kth_largest(similarities, k)
             rows, similarities = rows[best], similarities[best]
         order = np.lexsort((-rows, -similarities))[:k]
         return rows[order], similarities[order]

@@ -31,6 +31,7 @@ __all__ = [
     "TokenSimilarity",
     "bag",
     "jaccard",
+    "kth_largest",
     "ngrams",
     "reference_words",
     "shingles",
@@ -150,6 +151,11 @@ def jaccard(a: AbstractSet[Hashable], b: AbstractSet[Hashable]) -> float:
     return common / (len(a) + len(b) - common) if common else 0.0
 
 
+def kth_largest(values: NDArray[np.float64], k: int) -> float:
+    """The k-th largest value: of the negatives, since numpy takes ten times as long at the far end of many equal values."""
+    return -float(np.partition(-values, k - 1)[k - 1])
+
+
 class InvertedIndex(ABC):
     """The search of an inverted index: the k rows that are most similar to a set of tokens, which have numbers here.
 
@@ -202,7 +208,7 @@ class InvertedIndex(ABC):
             if len(rows) >= k:
                 overlaps = self._compare(rows, known) if left else counts[rows].astype(np.int64)
                 similarities = overlaps / (size + self._sizes_of(rows) - overlaps)
-                floor = max(floor, float(np.partition(similarities, -k)[-k]))
+                floor = max(floor, kth_largest(similarities, k))
             needed = ceil(floor * size - 1e-9) - left  # a union is never smaller than the query
             if needed > 0 or not left:
                 rows = np.flatnonzero(counts >= max(needed, 1))
@@ -244,7 +250,7 @@ class InvertedIndex(ABC):
     def _best(self, rows: NDArray[np.intp], overlaps: NDArray[np.int64], size: int, k: int, threshold: float) -> RankedRows:
         similarities = overlaps / (size + self._sizes_of(rows) - overlaps)
         if len(rows) > k:
-            threshold = max(threshold, float(np.partition(similarities, -k)[-k]))
+            threshold = max(threshold, kth_largest(similarities, k))
         chosen = similarities >= threshold
         rows, similarities = rows[chosen], similarities[chosen]
         order = np.lexsort((-rows, -similarities))[:k]
