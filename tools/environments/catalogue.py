@@ -9,6 +9,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from ...memory.errors import UserError, did_you_mean
+from .agent_dojo import INSTALL as AGENT_DOJO_INSTALL
+from .agent_dojo import SUITES, AgentDojo
 from .alfworld import INSTALL as ALFWORLD_INSTALL
 from .alfworld import AlfWorld
 from .arithmetic import Game24
@@ -169,6 +171,13 @@ FAMILIES: Mapping[str, WorldFamily] = {
         has_settings=False,
         install=BFCL_INSTALL,
         modules=("bfcl_eval", "mpmath"),
+    ),
+    "agentdojo": WorldFamily(
+        AgentDojo,
+        "AgentDojo: office tasks, with prompt injections in what an agent learns from",
+        SUITES,
+        install=AGENT_DOJO_INSTALL,
+        modules=("agentdojo", "deepdiff"),
     ),
 }
 """Name of a family -> its environments."""

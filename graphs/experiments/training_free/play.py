@@ -129,12 +129,13 @@ class LearningJob:
             usage = sum((rollout.usage for rollout in rollouts), Usage())
             train, held_out = self.split.for_settings(self.settings) if self.arm == "learned" else ((), ())
             parts = {"train": train, "held_out": held_out, "test": self.split.test}
+            world = shared_environment(self.options.test_env or self.options.env, self.options.horizon)
             result = {
                 "method": self.job.arm.name,
                 "seed": self.job.seed,
                 "task": "",
                 "task_seed": None,
-                "optimum": 1.0,
+                "optimum": getattr(world, "best_score", 1.0),
                 "solved": None,
             }
             result |= {"is_walkthrough": False, "episodes": len(rollouts), "answer": None}
