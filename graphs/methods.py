@@ -4,8 +4,6 @@ A method of your own needs no entry here: `learngraph run my_package.rest:METHOD
 the `Method` that it calls `METHOD`.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields

@@ -1,7 +1,5 @@
 """Tables: of texts that show themselves in a notebook, with a search box; of numbers in Markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape

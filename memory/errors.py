@@ -3,8 +3,6 @@
 Every layer may import this file. An error of one module only stays in that module, as a subclass of `UserError`.
 """
 
-from __future__ import annotations
-
 import errno
 import importlib
 import os

@@ -4,8 +4,6 @@ A thread that goes on may be given less than its graph needs to begin with. So a
 where it has failed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from numbers import Number
 from types import UnionType

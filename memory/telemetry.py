@@ -11,8 +11,6 @@ A W3C trace context, `traceparent`, goes along as plain text: to other processes
 through processes that trace nothing themselves.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A check of what a class is made with, or a function is given: a misspelt name, or a value of another kind or size, is a sentence."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, wraps

@@ -5,8 +5,6 @@ that cannot be used is asked for again, with the error, and counted (`Usage.unre
 that the reply is missing, or raises `BadReply`: no action, score or lesson is ever made up.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import weakref

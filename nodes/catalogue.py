@@ -4,8 +4,6 @@ for entry in catalogue("retrieve"):
     print(entry.name, entry.reads, entry.writes)
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass

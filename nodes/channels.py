@@ -9,8 +9,6 @@ around another node has that as `inner_node`, and a policy's `view` says what it
 A node without types may read and write anything.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Generators that say what is to be done and are sent the results, driven by functions that wait and by functions that are awaited."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, TypeVar
 

@@ -4,8 +4,6 @@ Prompts show it between tags, such as <record> and </record>, and say that it is
 prompt's alone: `escape_tags` takes the tags out of what stands between them, so that no text closes its block or opens another.
 """
 
-from __future__ import annotations
-
 import re
 
 __all__ = ["escape_tags"]

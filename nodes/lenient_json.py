@@ -10,8 +10,6 @@ prose `[0, 1)` opens an array that swallows the answer; `\\theta` becomes a tab;
 ends in a RecursionError. A rule on top cannot bring back what it has dropped.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Lessons in prompts: the choice of lessons for a task, and their place in a prompt; the same in learning and in use."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -5,8 +5,6 @@ by a normal form, and the world's own spelling is returned. What cannot be read 
 again; nothing is guessed where two readings are possible.
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 import re

@@ -4,8 +4,6 @@ Every schema begins with a text `thoughts`, so that a model which is held to the
 are required, and no others are allowed, as OpenAI's strict mode demands; a field that may be left out is null.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

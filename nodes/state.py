@@ -4,8 +4,6 @@ A channel holds plain data and records, never a model, a store or a whole librar
 the journal holds them, and `head` names the last one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from operator import add
 from typing import Annotated, Any, NotRequired

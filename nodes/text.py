@@ -1,7 +1,5 @@
 """Texts that are cut to a length, for prompts and messages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 __all__ = ["clip_text", "cut_middle", "shorten", "trim_middle"]

@@ -20,8 +20,6 @@ nodes/retrieve/triggers.py work for all. A draft comes to a client as a whole, o
 do not. A strategist that found some conversations of no use is not asked about them again in that turn.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace

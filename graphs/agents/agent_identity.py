@@ -1,7 +1,5 @@
 """The identity of an agent, which says whose memory a middleware works with: its store and its name, as given or as its graph has them."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -8,8 +8,6 @@ The agent plays `problems` tasks of the train fold once each, and its middleware
 fold with what was learned, and is told nothing. For worlds whose actions are tool calls, such as tau2 and bfcl.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress

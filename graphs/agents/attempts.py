@@ -1,7 +1,5 @@
 """The memory of ICRL and Reflexion in an agent: rated conversations by task, of which each is an attempt at it."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import islice

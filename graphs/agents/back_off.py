@@ -1,7 +1,5 @@
 """The pause of a model that fails again and again: a critic's, or a strategist's."""
 
-from __future__ import annotations
-
 import time
 
 __all__ = ["BackOff"]

@@ -10,8 +10,6 @@ the ids of the model's responses are noted with the turn, and feedback on a conv
 feedback before it. The service learns as graphs/claas.py says.
 """
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Unpack

@@ -3,8 +3,6 @@
 The base class of the middlewares (learner.py) runs it, in agents that are awaited and in others.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor

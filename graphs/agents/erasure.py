@@ -4,8 +4,6 @@ Each agent has its own copies of what it was told, in a memory for each of its s
 another one: a user is a part of the scope here, and a name beside each conversation there (`user=`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 
 from langgraph.store.base import BaseStore

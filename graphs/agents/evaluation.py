@@ -14,8 +14,6 @@ Differences are to the first arm, over the same tasks of the same seeds; interva
 part that the first arm passed and the other failed.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -5,8 +5,6 @@ listened to; only a call that was turned over to another tool is read from that 
 (memory/conversations/reviews.py), which the checkpoint keeps for a run that goes on in another process.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any

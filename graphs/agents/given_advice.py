@@ -7,8 +7,6 @@ message, a section that changes would have the whole conversation read anew. The
 which stay as they are. A section is left out once its message, or a conversation that it was drawn from, is no longer there.
 """
 
-from __future__ import annotations
-
 import operator
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence

@@ -5,8 +5,6 @@ of its own.
     learner.import_trajectories(path)         what another learner has exported
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import os

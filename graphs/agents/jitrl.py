@@ -22,8 +22,6 @@ A decision is remembered without the values that belong to one conversation (gra
 earned is the reward of the feedback: only the end of a conversation pays, so that nothing is discounted.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections import Counter

@@ -6,8 +6,6 @@
 The graph is that of graphs/training_free_grpo.py; a rollout is one conversation of the agent.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -13,8 +13,6 @@ What cannot be consulted does not stop an agent: where memory fails, it answers 
 say whose memory is meant is an error (`ScopeError`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import logging

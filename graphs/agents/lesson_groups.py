@@ -1,7 +1,5 @@
 """The comparison of a group of rated conversations, and the lessons from it, by the nodes of graphs/training_free_grpo.py."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b

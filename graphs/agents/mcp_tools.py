@@ -13,8 +13,6 @@ The learner does the work: a recall is a model call of a one-node graph, whose m
 study of conversations are those of the middleware. What a client says wrongly is an error that it can read.
 """
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps

@@ -1,7 +1,5 @@
 """The learning middlewares by the names of their methods, for services that know a method by its name alone."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A node that asks a model with what a learner knows, for a StateGraph of one's own in the place of `create_agent`."""
 
-from __future__ import annotations
-
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The ratings of the same act in the same situation: they speak for a lesson about the act, or against the lesson."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter, defaultdict

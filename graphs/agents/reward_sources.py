@@ -10,8 +10,6 @@ A source is called with the messages of a conversation, and says
 `judge_source` makes one of an evaluator with openevals' arguments.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Several replies of an agent's model to one request, which pays for its prompt once: the parameter `n` of OpenAI's protocol and others."""
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from dataclasses import replace
 from typing import Any

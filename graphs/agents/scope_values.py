@@ -4,8 +4,6 @@ A name's value is looked for in the run's `context` (a dataclass, a mapping, a p
 the user whom LangGraph's server has authenticated (`server_info.user`). All that give it have to agree.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches

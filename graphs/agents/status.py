@@ -1,7 +1,5 @@
 """The state of a learner in numbers and in words: what it has learned, and above all what kept it from learning."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ...memory.errors import plural

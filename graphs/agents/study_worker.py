@@ -1,7 +1,5 @@
 """The thread that studies conversations behind the users' backs."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

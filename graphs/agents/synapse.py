@@ -8,8 +8,6 @@ beginning of its prompts stays (a prefix cache keeps it). The nodes are those of
 layout of exemplars. It costs no model call of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path

@@ -7,8 +7,6 @@ literals, booleans), or those that the app names. All other values are left out 
 one must not see them. A remembered decision can be taken only where a call of the same tool gives these values.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import threading

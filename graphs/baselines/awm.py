@@ -15,8 +15,6 @@ task's come first where not all fit.
     push      the attempt with what was written after it
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Literal
 

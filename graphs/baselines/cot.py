@@ -3,8 +3,6 @@
 `build(..., long=True)` is the long form: the prompt asks the model to try, check, go back and try again within its one reply.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

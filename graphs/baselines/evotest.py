@@ -14,8 +14,6 @@ A routine runs nowhere but in the sandbox (`run_code`, tools/agent_tools/interpr
 own temperature is no part of a configuration here, nor are the history and the step limit: those are the same for all baselines.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 

@@ -16,8 +16,6 @@ adapter stays; attempts without a return are left out of the group. tools/traini
 ours.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Any
 

@@ -3,8 +3,6 @@
 Every attempt names the version of the library that it is shown. Without lessons its prompts are those of ReAct, word by word.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -11,8 +11,6 @@ tells the model what the attempts are for, and chooses among them within a budge
 The limit is the model's window: `--window TOKENS` sets another one. With `cross_task` the attempts are those of all tasks, by their names.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -4,8 +4,6 @@ A model that writes states a thought before every action. A model whose actions 
 it ReAct is the policy with the history of the episode. Tasks with one written answer of several steps are played step by step.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

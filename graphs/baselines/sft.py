@@ -12,8 +12,6 @@ nothing to learn, and the adapter stays. Attempts without a return are left out.
 and from the moments of its optimizer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar

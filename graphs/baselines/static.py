@@ -1,7 +1,5 @@
 """Static: the policy alone, every episode as if it were the first. Every learning method is measured against it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -7,8 +7,6 @@
 A method that reads must beat it, or do what a table cannot: carry over to states that it has not seen.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

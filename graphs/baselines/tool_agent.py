@@ -12,8 +12,6 @@ last reply.
 A rollout is one piece: when it is played again, it calls its tools again (the model's replies to equal results may come from a cache).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NotRequired
 

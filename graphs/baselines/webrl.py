@@ -12,8 +12,6 @@ the trained judge, and the loss is SFT's and not that of its KL-constrained poli
 the run's episodes do not show: they count in its tokens, seconds and FLOPs.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -21,8 +21,6 @@ recurses endlessly when LangGraph copies it, which LangGraph does if LANGGRAPH_S
 that off, and nothing is lost: our serializer restores only our records, with or without it.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """`learngraph draw METHOD`: the drawing of a method's graph, without a model or an environment, or of any graph of the user's."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`learngraph explain RUN_FOLDER --step N`: why a method took an action; with `--replay`: the runs played again without a model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

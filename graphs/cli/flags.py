@@ -1,7 +1,5 @@
 """Command lines: flags become the fields of a dataclass, and a mistake becomes one sentence."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence

@@ -9,8 +9,6 @@ PATH is a YAML file, a file of versions (`.jsonl`), or the folder of a run of tr
 `run training-free-grpo --library lessons.yaml` begins with them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass

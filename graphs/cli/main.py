@@ -4,8 +4,6 @@ The commands join tools to graphs. Each stands in a file of its own, which is im
 answers at once.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import sys

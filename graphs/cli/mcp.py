@@ -4,8 +4,6 @@ learngraph mcp --memory my-memory                                  # over stdin 
 learngraph mcp --memory my-memory --model openai:NAME --scope tenant user_id? --http 8000
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass

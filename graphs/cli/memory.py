@@ -1,7 +1,5 @@
 """`learngraph memory show | export | import | prune | library`: what runs and learning middlewares remember, and their lessons."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager

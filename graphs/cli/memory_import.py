@@ -5,8 +5,6 @@ learngraph memory import traces.jsonl --from langsmith --into my-memory --agent-
 learngraph memory import https://cloud.langfuse.com --from langfuse --learner my_app:learner --scope tenant=acme
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ played by experiments/harness.py: the same command goes on with what was killed,
 for.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

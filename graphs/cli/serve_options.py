@@ -1,7 +1,5 @@
 """The options of `learngraph serve`, and which of them go together."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

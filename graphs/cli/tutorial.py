@@ -4,8 +4,6 @@ The text and the code are one notebook, `tutorial.ipynb` beside this file. Where
 folder. Elsewhere the terminal shows the cells one by one, and runs each in this process when you press Enter.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import os

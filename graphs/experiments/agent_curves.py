@@ -3,8 +3,6 @@
 `draw_agent_curves(report)` takes what `evaluate_learning` returns. The picture shows itself in a notebook.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path

@@ -16,8 +16,6 @@ this one is ours. The unit of all statistics is the trial (one order of the stre
 the mean and its 95 % interval over trials.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -6,8 +6,6 @@
 Every number is one that JitRL's own nodes computed; here they are only put into words. The equations are in graphs/jitrl.py.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

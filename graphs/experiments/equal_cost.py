@@ -11,8 +11,6 @@ no score, and the mean over seeds begins where all seeds have one.
     best     the highest score so far, the running maximum; only an oracle can pick that episode
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate

@@ -3,8 +3,6 @@
 Of JitRL all numbers are computed again from its memory as it was; of other methods the journal tells. No model is asked.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace

@@ -11,8 +11,6 @@ although one method is better on every task. So the intervals are those of the p
 is a single method. Up to 14 episodes are shown as they are; longer runs as a moving average over 3.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate

@@ -1,8 +1,6 @@
 """Digests of the files that a run reads, kept in its folder's settings, so that other contents under the same name are not taken for
 them: the numbers of two files would stand in one table."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Mapping
 from functools import lru_cache

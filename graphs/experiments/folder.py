@@ -15,8 +15,6 @@ A run may be killed at any point. With the same settings it goes on from the las
 comes from (run, episode, step), so the result is the same as without the interruption.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -6,8 +6,6 @@ with claim_sweeps(sweeps, folder, name):             one lock a folder (folder.p
     results, damaged = read_results(sweeps, failures)
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager

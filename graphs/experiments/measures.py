@@ -9,8 +9,6 @@
 Runs are paired by seed: a seed is the same task for every method. The tests are over the differences seed by seed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Lines below a table: what its numbers leave out, and what went wrong in finished runs without an error. Pure functions."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 

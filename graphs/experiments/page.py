@@ -4,8 +4,6 @@ Below the tables and pictures of a world stand its runs with their numbers, and 
 page has the studio's style, and no script.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from html import escape

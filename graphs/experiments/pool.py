@@ -5,8 +5,6 @@ what a worker process does: it plays a run into its folder, and goes on from the
 again whose worker died: ids and random draws come from (run, episode, step), and nothing is written twice.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -1,7 +1,5 @@
 """The progress of runs while they are played: episodes, mean score, cost so far, and what a worker is waiting for."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

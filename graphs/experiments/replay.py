@@ -4,8 +4,6 @@ The model's answers come from the run's `replies.jsonl`; the world, the memory a
 tells of changed code, of a changed world, or of a folder that was edited. Nothing is written into the folder.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The report of some sweeps: tables on the terminal or as a page, JSON, pictures, and one HTML file whose numbers lead to rows."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path

@@ -4,8 +4,6 @@ A method plays every seed for the same number of episodes. Episodes of one seed 
 learning), so the unit of all statistics is the seed: first a number per seed, then its mean and 95 % interval over seeds.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The inputs of a run's graph: the environment, the model and its policy, and the judge, as the options of a run say."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial

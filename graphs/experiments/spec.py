@@ -21,8 +21,6 @@ sweeps, one for each environment and model, and one for the methods that ask no 
     <folder>/<environment>/<model>/                        a sweep, with the layout of graphs/experiments/folder.py
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -14,8 +14,6 @@
     <sweep>/stages/<tuned>/model/           the fine-tuned model, which `--model local:DIR` opens
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace

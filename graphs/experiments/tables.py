@@ -1,7 +1,5 @@
 """The tables of a benchmark. Pure functions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -5,8 +5,6 @@ score below 0 (a fatal mistake) counts as 0; then the aggregate is the mean over
 tasks, and so is that of the paired difference: the tasks are the units, since variations of one task are no further tasks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 from ...memory.display import format_number, markdown_table, with_interval

@@ -16,8 +16,6 @@ Where one method's answers are always the longer ones by about as much, no judge
 says so (`longer`): the controlled rate is then an extrapolation.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

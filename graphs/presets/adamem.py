@@ -1,7 +1,5 @@
 """AdaMEM as it was published (arXiv:2606.05684): the values of the paper, and the prompts that say what the paper's say."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal
 

@@ -4,8 +4,6 @@ The agent runs within the serving graph, under the id of the response as its thr
 (`Service` puts them into the run's config): so feedback on a response finds the conversation, in that tenant's memory only.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence

@@ -1,7 +1,5 @@
 """The watch over live feedback: rewards by version, rollback when they fall, and promotion of the canary."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

@@ -7,8 +7,6 @@ process is killed: the replay buffer and the versions are on disk, and the graph
 buffer, one learns for an adapter: the first that claims it, and when it ends, another one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -3,8 +3,6 @@
 They need the package prometheus_client, which comes with the extra `serve`; it is imported when a service is made.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The obstacles to an adapter's learning, in words: why nothing is learned, and what would help."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any

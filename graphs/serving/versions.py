@@ -4,8 +4,6 @@ The live version answers a request, or the canary does for a share of the reques
 loaded, so that going back to it takes no longer than a line in its adapter's log.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

@@ -1,7 +1,5 @@
 """A drawing that is edited on the page: its text in a `.mmd` file, the check of it, and the nodes to draw with."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os

@@ -1,7 +1,5 @@
 """Forms for values: a JSON schema with the value as JSON, and the value that a person has made of it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import is_dataclass, replace

@@ -1,7 +1,5 @@
 """The options of `learngraph studio`."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The running part of a walk: the nodes and a model's words while they come, and the time and the tokens of every node that has run."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise

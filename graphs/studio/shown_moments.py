@@ -1,7 +1,5 @@
 """A moment of a walk as JSON for the page."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 

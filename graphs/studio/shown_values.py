@@ -1,7 +1,5 @@
 """A graph and the values of its state as JSON for the page: boxes and arrows; short texts, tables and trees of bounded size."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass

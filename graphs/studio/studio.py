@@ -1,7 +1,5 @@
 """The studio: it answers the page's questions with a drawing, a walk and recorded runs, whichever of them are open."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import signature

@@ -1,7 +1,5 @@
 """The targets of `learngraph studio`: a method on a world, or a graph of the user's, each with its drawing and its walks."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from contextlib import suppress

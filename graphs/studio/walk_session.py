@@ -4,8 +4,6 @@ All tabs see one session. An action names the place that its tab had seen: where
 says so. Going back makes a branch of its own, so that the way that was taken stays in the fork tree.
 """
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -3,8 +3,6 @@
 What is read or embedded once serves all runs of a process.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache

@@ -5,8 +5,6 @@ It raises no false alarm on purpose: a node whose types do not say what it write
 whole state says nothing, and where the graph's input is not told apart from its state, anything may be given to it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches

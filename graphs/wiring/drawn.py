@@ -1,7 +1,5 @@
 """From a compiled graph back to its drawing: `to_mermaid` writes it, `read_wiring` finds the nodes and routers behind it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The parts of an episode that methods share: settings, channels, the nodes around the policy, and the graph that holds them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal

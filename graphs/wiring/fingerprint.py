@@ -4,8 +4,6 @@ A fingerprint holds the model, the drawing of the graph, the plain settings of i
 graph of your own depends on, such as texts in its code, has a version in `RolloutGraphs.name`, which you change with the texts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@
 `to_mermaid` writes any compiled graph back as such a drawing, and `rewire` puts an edited one back onto the same nodes.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing

@@ -4,8 +4,6 @@ LangGraph passes a Send or a Command on wherever it leads, also where the drawin
 of the node's branches, and what a branch decided to that branch's writer; the guards stand at these two places.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, cast

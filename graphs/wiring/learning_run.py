@@ -1,7 +1,5 @@
 """The inputs of a run that learns a library of lessons: stores and limits, the graphs that play, the model that compares."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, cast

@@ -3,8 +3,6 @@
 picture_memory(memory)                shows itself in a notebook: SVG by Graphviz (`pip install pygraphviz`), else Mermaid text
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

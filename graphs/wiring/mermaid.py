@@ -15,8 +15,6 @@ know no `&` and no escapes, and none says on which line an arrow stands. Hence t
 and one pass over them.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The parts, arguments and updates of a graph's nodes where they are wrong: in words, in place of an error from within LangGraph."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy

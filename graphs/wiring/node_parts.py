@@ -1,7 +1,5 @@
 """A node of the catalogue by its name, made from the inputs of a method: `inputs.node("write_about_attempt")`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, is_dataclass

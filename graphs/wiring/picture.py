@@ -8,8 +8,6 @@ The colour of a box says what its node does: ask a model, touch the environment,
 settings stand under its name.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -4,8 +4,6 @@ It ends with an answer: the attempt that the method itself chooses, by the rewar
 attempts (the running maximum) can only be picked by an oracle; tables show it beside the answer.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor

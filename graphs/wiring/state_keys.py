@@ -1,7 +1,5 @@
 """The needs of JitRL's settings: state keys with a history (nodes/retrieve/context.py), a judge that writes, a model for both."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ...memory.errors import UserError

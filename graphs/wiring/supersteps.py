@@ -11,8 +11,6 @@ process 0.5 ms for each. The loop reaches .36 to .43 of the ideal there (tests/p
 engine alone would use up more than the time there is.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Generator, Iterable, Mapping, Sequence

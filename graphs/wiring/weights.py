@@ -1,7 +1,5 @@
 """The trainer of a model's weights, as methods that train them ask for it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import cast
 

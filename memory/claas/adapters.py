@@ -13,8 +13,6 @@ Kill -9 at any point leaves only whole versions. A change of state is one line o
 is live, and without one the base model answers.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

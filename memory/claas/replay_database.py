@@ -8,8 +8,6 @@ Deleted records are gone for every query. Unlike a file of SQLite, Postgres over
 its log and backups keep them as long as they are kept.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence

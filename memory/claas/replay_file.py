@@ -1,7 +1,5 @@
 """The replay buffer (memory/claas/replay.py) as a SQLite file: its tables, its owner, transactions, and errors in words."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

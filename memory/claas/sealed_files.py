@@ -1,7 +1,5 @@
 """Folders of plain files whose contents are known by digests: what an adapter's version is."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

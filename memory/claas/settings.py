@@ -4,8 +4,6 @@ Graphs set them, and tools/training uses them; reading them loads no torch. Each
 CLaaS paper (arXiv:2606.05559). "Not given" means that the paper does not say; then the default is ours, and other sources are named.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from dataclasses import dataclass, field

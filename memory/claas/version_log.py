@@ -1,7 +1,5 @@
 """The states of an adapter's versions on disk: a log with a line for each change. Processes take turns by a lock of their own (adapters.py)."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

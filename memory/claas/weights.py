@@ -4,8 +4,6 @@ The log holds one row per attempt and one per training. It decides which version
 run that was killed goes on with the version that it had.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any

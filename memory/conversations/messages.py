@@ -10,8 +10,6 @@ of one message are steps of their own, one after the other, in the same state, t
 that a person did not let happen, and the call in its place (reviews.py), which was made after reading the same.
 """
 
-from __future__ import annotations
-
 import ast
 import math
 import re

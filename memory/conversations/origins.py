@@ -9,8 +9,6 @@ an instruction, the names of its fields are kept; in the place of a value that n
 that followed an instruction to the agent, nothing.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence

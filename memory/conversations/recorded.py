@@ -1,7 +1,5 @@
 """Conversations that another tool has recorded, as sources of traces give them and as learners take them in."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol

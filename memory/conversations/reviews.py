@@ -8,8 +8,6 @@ What a tool says of itself is not believed: the process that runs a tool marks t
 no tool has written may tell of a rejection.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace

@@ -18,8 +18,6 @@ Several processes may share a store. Each writes an item of its own under `chang
 trajectories again to learn what is new.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math

@@ -1,7 +1,5 @@
 """Text that a model shows, and text that it only thinks: `<think>…</think>` and the like, and channels of gpt-oss."""
 
-from __future__ import annotations
-
 import re
 
 __all__ = ["THOUGHT_START", "split_leading_thought", "split_thoughts"]

@@ -1,7 +1,5 @@
 """Trials of a memory: conversations of which a draw decided whether they were advised, and whether an item was withheld from them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

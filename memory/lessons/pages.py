@@ -6,8 +6,6 @@ and `metadata` (texts by name). `AGENTS.md` (agents.md) is plain Markdown, so th
 person has written into the file stays.
 """
 
-from __future__ import annotations
-
 import re
 
 from .library import Library, LibraryError

@@ -1,7 +1,5 @@
 """The steps of an episode that made progress, told by their rewards alone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 __all__ = ["last_progress", "made_progress"]

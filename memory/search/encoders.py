@@ -1,7 +1,5 @@
 """Encoders of dense keys: sentence-transformers models in this process, and models behind an OpenAI-compatible API."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ inverted index searches a million texts of 60 tokens in milliseconds on one core
 rebuild.
 """
 
-from __future__ import annotations
-
 import re
 import threading
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """A comparison of keys in two stages: a fast one finds candidates, a second one chooses among them (JitRL, arXiv:2601.18510, appendix)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ text. An approximate index would save little, and misses neighbours where the sa
 found 54 of 100).
 """
 
-from __future__ import annotations
-
 import base64
 import os
 from array import array

@@ -7,8 +7,6 @@ share a file go on with the same values, whatever their order. The costs of a la
 waits while another process writes, which is as short, and about once in a thousand pages for the disk.
 """
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import time

@@ -1,7 +1,5 @@
 """Storage of graph checkpoints: a SQLite file, this process's memory, or Postgres."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sqlite3

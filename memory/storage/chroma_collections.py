@@ -5,8 +5,6 @@ One record of Chroma is one item: its id is the JSON list `[*namespace, key]`, a
 also `vectors`, float32 in base64. Chroma's own index would be approximate, and holds nothing.
 """
 
-from __future__ import annotations
-
 import base64
 import errno
 import json

@@ -6,8 +6,6 @@ from its items (memory/storage/snapshot.py) is loaded by the first search instea
 have many clients, so each batch fetches the items that its operations touch.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -5,8 +5,6 @@ small however long an episode gets. A step's id is a hash of (parent id, step). 
 resumed episode finds its own steps again, and two forks share their common past and never overwrite each other.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

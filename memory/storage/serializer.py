@@ -3,8 +3,6 @@
 `LANGGRAPH_STRICT_MSGPACK=true` requires that, and is supported.
 """
 
-from __future__ import annotations
-
 from langgraph.checkpoint.serde import _msgpack
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 

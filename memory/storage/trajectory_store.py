@@ -1,7 +1,5 @@
 """Durable storage of trajectories, as every memory of attempts uses it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Protocol
 

@@ -4,8 +4,6 @@ A `Neighbour` record stands for `count` visits to an action in a remembered stat
 single visits; a single visit is a neighbour with count 1, so every formula here covers both.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Draws: probabilities from logits, a random generator for each decision, and the node that draws an action."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """JitRL's decision: add the actions that memory knows, estimate advantages, update the logits."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

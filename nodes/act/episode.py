@@ -1,7 +1,5 @@
 """Nodes that every episode graph has: begin an episode, act in the environment, write the step into the journal."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace

@@ -13,8 +13,6 @@ Where the world admits a single action, there is nothing to choose, and no model
 step is lost (`NO_ACTION`), and the episode goes on.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Nodes of the tabular, non-LLM learner: look up action values, choose epsilon-greedily, update the table."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar

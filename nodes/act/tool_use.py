@@ -6,8 +6,6 @@ they are closed when its state is garbage collected. The state holds only the na
 that name (another process continues from a checkpoint), new ones are opened, without the old ones' memory.
 """
 
-from __future__ import annotations
-
 import os
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence

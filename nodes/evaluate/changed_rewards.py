@@ -4,8 +4,6 @@ A method should do as well with them, or find out what is new: a constant in eve
 hindsight say the same in another way.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ The estimand is the mean of the effects until now, which may drift, as where a m
 [H], too, but no wheel: it has to be compiled, with Boost.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """A judge that compares two answers to the same task, for win rates between methods."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Means, intervals and paired tests, all by scipy. Pure functions."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

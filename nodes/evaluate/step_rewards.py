@@ -4,8 +4,6 @@ A model that judges sixty steps miscounts. So it is asked for entries that name 
 costs that step alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

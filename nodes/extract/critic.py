@@ -10,8 +10,6 @@ Without ground truth (`Critic.truth`) no prompt holds the verifier's reward or v
 then say whether the answers of attempts agree, or what the model itself thought of them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

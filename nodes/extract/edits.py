@@ -3,8 +3,6 @@
 Replies are read by nodes/lenient_json.py: a broken item costs itself alone.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

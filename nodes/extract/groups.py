@@ -11,8 +11,6 @@ group teaches nothing. Here the advantage is put into words instead of weights, 
 A group of one rollout (the paper's "without group computation") has no advantage; the rollout is studied by itself.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections import Counter

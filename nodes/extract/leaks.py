@@ -10,8 +10,6 @@ What is compared is the bare answer: `137`, not `\boxed{137}` or `<answer>137</a
 | holds a shorter answer, or a common word: "try 3 small cases" | no | no |
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from functools import lru_cache

@@ -13,8 +13,6 @@
 fails (an error, no reward, out of time) is a `Rollout` too, with the reason.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

@@ -3,8 +3,6 @@
 Tables name such lessons: rule-written, random, shuffled.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Transcripts that are cut to a number of tokens: long observations lose their middle first."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 

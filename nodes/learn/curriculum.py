@@ -4,8 +4,6 @@ graphs/baselines/webrl.py wires it. Which tasks a phase has follows from the log
 the same ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol

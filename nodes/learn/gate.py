@@ -4,8 +4,6 @@ The gate compares a new version with the live one before it answers anybody; the
 CLaaS (arXiv:2606.05559) describes neither. The interval of the watch is that of Agresti and Caffo (2000).
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -5,8 +5,6 @@ graphs/baselines/sft.py and grpo.py wire them. They train through a `WeightTrain
 version, and a training that is in the log is not made again.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -21,8 +21,6 @@ scored 8.4 of 10 with whole numbers, 6.6 with quarters and 4.7 with tenths.
     Attempt 3:                                the running one
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NotRequired

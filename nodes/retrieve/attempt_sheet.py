@@ -1,7 +1,5 @@
 """Finished attempts as one text, for a model that is asked about them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple

@@ -13,8 +13,6 @@ A key has two sections that are compared, and a third that only a model reads:
 `progress` names the steps at which the score rose; `location` is the path of places without detours that earned nothing.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

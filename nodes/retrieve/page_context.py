@@ -1,7 +1,5 @@
 """State keys of web pages: what was done on the page and still shows there, as a model sees it (JitRL, arXiv:2601.18510, G.1.3)."""
 
-from __future__ import annotations
-
 import re
 from base64 import b64encode
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Recall the returns of similar states, and remember those of this episode (JitRL, arXiv:2601.18510)."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

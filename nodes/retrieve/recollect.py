@@ -10,8 +10,6 @@ gate troll                    the rest of that trajectory
 total 7                       its return
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial

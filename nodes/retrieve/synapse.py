@@ -13,8 +13,6 @@
 They are retrieved once, at the start of an episode, and are the same in all of its prompts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 

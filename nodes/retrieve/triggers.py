@@ -11,8 +11,6 @@ last strategy was written (or since its start). Each is a pure function; `CheckT
 | `refused` | the world did not understand the last action, or the drafted one is not admissible |
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

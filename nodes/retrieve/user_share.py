@@ -1,7 +1,5 @@
 """The share of one user in what memory shows to the others of his tenant: what he alone has taught, he alone is shown."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

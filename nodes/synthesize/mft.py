@@ -11,8 +11,6 @@ a changed action need not be a better one (tests/equations/test_adamem.py).
 These are pure functions over plain records. tools/training/sft.py trains on the selected pairs, as may any trainer (`chat`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random

@@ -12,8 +12,6 @@
 A lesson has a title, a description of the situation in which it applies, and a content. `memory.lessons.by_task.Lessons` keeps them.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence

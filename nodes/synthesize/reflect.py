@@ -1,7 +1,5 @@
 """Nodes that ask a model about a finished attempt: Reflexion's plan for the next one, Self-Refine's feedback."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -13,8 +13,6 @@ What was written after an attempt is the attempt's note, so it is kept, forked a
 (`pocket`) writes lessons and reads them as such.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -18,8 +18,6 @@ A share of the held-out problems is a second split, which decides nothing but th
 margin or more is not accepted.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace

@@ -11,8 +11,6 @@ The tree is not kept apart: the note on an attempt says which configuration was 
 run that is resumed or forked has the tree of its own past. A routine runs nowhere but in the sandbox that is passed in.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

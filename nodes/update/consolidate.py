@@ -7,8 +7,6 @@ is accepted, so they are also kept in a second version with the lessons as they 
 A model merges the edits in one call. Code does where there is no model that writes, or no reply that can be read.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections import Counter

@@ -3,8 +3,6 @@
 A group's own nodes are in nodes/extract/groups.py, the accept test is in nodes/update/accept_test.py.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import Counter

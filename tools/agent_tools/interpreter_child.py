@@ -5,8 +5,6 @@ to the host every frame is four bytes of length and a JSON object: first `{"wall
 ...}` that comes in one `{"cell": n, "status": ...}` that goes out. What a cell prints goes another way, through descriptor 1.
 """
 
-from __future__ import annotations
-
 import _ast
 import builtins
 import ctypes

@@ -1,7 +1,5 @@
 """The text of a web page, and where its links lead."""
 
-from __future__ import annotations
-
 import re
 from html.parser import HTMLParser
 from urllib.parse import urljoin

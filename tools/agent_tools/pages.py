@@ -7,8 +7,6 @@ Of the web only http and https are fetched, and only from public addresses, also
 address on the user's machine or network stays there.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import re
 import socket

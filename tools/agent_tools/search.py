@@ -9,8 +9,6 @@ The local search (`environments/support/ranking.py`) is deterministic on every m
 search sends the model's queries to the service whose key is set; its results change from day to day.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache

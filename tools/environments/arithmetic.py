@@ -22,8 +22,6 @@ Puzzles: the 1,362 multisets of four numbers from 1 to 13 that make 24. Ranks ar
   it: no substitute for published numbers.
 """
 
-from __future__ import annotations
-
 import ast
 import csv
 import operator

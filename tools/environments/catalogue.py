@@ -1,7 +1,5 @@
 """Environments by name, and the function that opens one."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -25,8 +25,6 @@ five splits, is the evaluation of CLaaS (arXiv 2606.05559). One scenario in ten,
 `scenarios` and `scenario_stream` give these, and no model is trained on them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 import re

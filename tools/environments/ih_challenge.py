@@ -6,8 +6,6 @@ what a user who attacks is told; and of `metadata`: `attack_placeholder`, the te
 The program runs in the sandbox of tools/agent_tools. Its input is the user's message (our reading: the layout does not say).
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence

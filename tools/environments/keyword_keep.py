@@ -24,8 +24,6 @@ Measured over 3,000 held-out domains, as fractions of 10: uniform random 0.20; t
 1.00 in its first five episodes, 1.00 afterwards (standard errors below 0.004).
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -35,8 +35,6 @@ answers the names and numbers read so far, yes and no. That is a restriction (an
 them) and a hint (it narrows the answer down): results with it are results of another environment, and the name says so.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

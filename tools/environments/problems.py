@@ -27,8 +27,6 @@ Sources of the problems, named in the environment's name:
 Samples, splits, and rows that are left out: `support/question_files.py`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec

@@ -22,8 +22,6 @@ One action is the whole reply. Its answer stands in `<answer>…</answer>` (`wri
 | `judge:MODEL` | 1 if a model (`judge:openai:NAME`), asked at temperature 0, finds that the answer says the true one (`data/judge.md`), else 0. A reply without tags is judged as a whole. A verdict that cannot be read is a missing reward. The judge's tokens are in no budget |
 """
 
-from __future__ import annotations
-
 import re
 import string
 from collections import Counter

@@ -4,8 +4,6 @@
 sympy 1.12 and sixteen more) that conflict with every present LangChain, so there is no extra for it. Only two of its files are read.
 """
 
-from __future__ import annotations
-
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 

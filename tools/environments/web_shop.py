@@ -32,8 +32,6 @@ published, 1,000), the rest `train`; if there are fewer than 500 for `train`, a 
 The same shop as pages in a browser: `browser.py`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random

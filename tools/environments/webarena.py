@@ -23,8 +23,6 @@ A site remembers what was done to it. So this world is no function of its histor
 WebArena asks. A browser that dies ends the episode with an error; it is not replayed, for the site would see its actions twice.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -21,8 +21,6 @@ Sentences come from two places, and the environment's name tells which:
   has 95 tasks. As its lines share sentences with one another, `train` and `dev` are drawn from ours.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Mapping, Sequence

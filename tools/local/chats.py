@@ -5,8 +5,6 @@ knows this form writes tools, calls and results itself. For any other template t
 (`calls_as_text`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Mapping, Sequence

@@ -30,8 +30,6 @@ two tenants of guard or pocket have an adapter each, .65 to .98 without adapters
 no adapters of requests, one seed for all, and shares prefixes among all (tests/performance/README.md).
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging

@@ -1,7 +1,5 @@
 """A digest that tells base models apart: an adapter fits one of them only."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 

@@ -5,8 +5,6 @@ It is optional (`pip install llguidance`). Without it, or with a tokenizer that 
 `open_grammar_factory` returns None, and the engine supports neither `response_format` nor a `tool_choice` that forces a call.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ It computes what transformers' modules compute, with the same layers. Their Pyth
 times as long as the products of a small model; this takes a quarter. passes.py compares the two before it uses this one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

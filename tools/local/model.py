@@ -6,8 +6,6 @@ mask that lets every node see only the prompt and its own ancestors. The prompt'
 that a prompt that grows step by step costs only its new tokens.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import os

@@ -6,8 +6,6 @@ may share a pass. A token's result does not depend on the other sequences in the
 `MIN_ROWS`).
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections import Counter

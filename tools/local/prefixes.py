@@ -1,7 +1,5 @@
 """Keys and values of prompts that a model keeps between calls, so that a prompt that grows costs only its new tokens."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ prompts = PromptTokenizer(model)
 async with prompts.tokenize(request) as ids: ...
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Generated tokens as a chat API shows them: growing text and tool calls. This file uses no neural network."""
 
-from __future__ import annotations
-
 import json
 import re
 import secrets

@@ -1,7 +1,5 @@
 """Replies that an engine is making: their records, the queues to their clients, and whose turn it is."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter, deque
 from collections.abc import Collection, Iterable

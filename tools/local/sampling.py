@@ -1,7 +1,5 @@
 """Draw tokens from log-probabilities, each row with a temperature, a top-p and a random generator of its own."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

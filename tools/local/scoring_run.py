@@ -1,7 +1,5 @@
 """Scores of options, and the run of a chat model that callbacks and tracers see while they are computed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 

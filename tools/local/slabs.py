@@ -5,8 +5,6 @@ of about its length. A slab's room grows with the reply alone, by `ROOM` tokens 
 shapes whatever the other slots hold: a token's numbers do not depend on the other replies of a pass, to the last bit.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 import mmap

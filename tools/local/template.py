@@ -1,7 +1,5 @@
 """A tokenizer with its chat template: where a reply stands in a chat, as text and as tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal

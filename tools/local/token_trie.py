@@ -1,7 +1,5 @@
 """Replies as one tree of tokens, which a single pass reads: every node sees the prompt and its own ancestors only."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache

@@ -4,8 +4,6 @@ Plain chat requests go through the client of api_posts.py, which takes 0.2 ms of
 Streams, structured output and the Responses API go through the openai client.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator, Sequence

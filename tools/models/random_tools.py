@@ -5,8 +5,6 @@ message of the user it calls one of its tools, with arguments drawn from the val
 says that it is done.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

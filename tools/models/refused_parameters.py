@@ -4,8 +4,6 @@ Providers differ: reasoning models refuse `temperature`, others `seed`, `stop`, 
 reply. Their error names the parameter, in its field `param`, in a list `loc`, or in its text.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -1,7 +1,5 @@
 """A picture of one decision: each candidate's logit and probability, with and without memory."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from io import BytesIO

@@ -1,7 +1,5 @@
 """A graph as a walk calls it, beside a loop where it must, and the moments and places that it gives back."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence

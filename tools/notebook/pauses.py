@@ -4,8 +4,6 @@ LangGraph's `interrupt_before` is a setting of a graph, so it pauses every invoc
 that the subgraph asks at each node: the answer depends on the invocation, and on the walk that runs it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar

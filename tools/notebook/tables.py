@@ -1,7 +1,5 @@
 """Tables of records and states that show themselves in a notebook, and checks of the values that a person writes into channels."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pprint import pformat

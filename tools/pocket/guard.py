@@ -4,8 +4,6 @@ All scenarios go in lockstep: one batch of replies per turn. A hundred scenarios
 scenario depends on another in the batch (but for rounding).
 """
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence

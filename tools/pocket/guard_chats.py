@@ -1,7 +1,5 @@
 """Chats of the guard model beside the scenarios: earlier exchanges in its prompt, and questions where no rule says anything."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """OpenAI's answers to chats and texts: whole, or as server-sent events."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping, Sequence

@@ -12,8 +12,6 @@ Success counts as reward 1, failure as -1. With `n` > 1 the i-th choice is store
 names it so, or by `response_id` and `choice`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import logging

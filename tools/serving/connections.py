@@ -4,8 +4,6 @@ one that is being answered, the time in which nothing of an answer is read, and 
 Without them, a client that never finishes a request, or reads no answer, keeps all others out or fills the memory.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -3,8 +3,6 @@
 `chat_server.py` puts them on their paths and checks keys; the tenant of a request stands in `request.state.tenant`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

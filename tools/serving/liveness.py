@@ -5,8 +5,6 @@ once it is old: a loop that is busy is alive, one that hangs is not. The process
 the server, however that ends.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -1,7 +1,5 @@
 """The metrics of the chat server, and the page that Prometheus reads."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from functools import partial

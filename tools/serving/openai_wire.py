@@ -4,8 +4,6 @@
 is refused by name, never ignored. This file opens no connection; `chat_server.py` does.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -3,8 +3,6 @@
 This file knows nothing of the web framework; `chat_server.py` carries what it makes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

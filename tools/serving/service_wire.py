@@ -1,7 +1,5 @@
 """The request bodies of endpoints beyond OpenAI's (feedback, training, adapters), and the error envelope for the OpenAPI document."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import BaseModel, Field

@@ -6,8 +6,6 @@ link that the command prints and in no page. The key travels in a header that no
 elsewhere: its policy is `default-src 'self'` (and `data:` for the small pictures in CodeMirror's own styles), and all libraries lie in tools/serving/pages/library.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import json

@@ -1,7 +1,5 @@
 """A service that keeps traces, asked over HTTP: pages, keys, and the patience that it asks for."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Langfuse's observations and scores: rows of its API or of an export, a trace downloaded from its page, and its API."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """LangSmith's runs: rows of `client.runs.query` or of an export (root runs are enough), and its API."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator
 from typing import Any

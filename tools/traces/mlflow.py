@@ -1,7 +1,5 @@
 """MLflow's traces: what its REST API answers, or `trace.to_json()`, a trace a line, and its API."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime

@@ -3,8 +3,6 @@
 Feedback is the conventions' event `gen_ai.evaluation.result`, on a span or in the logs of the trace.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sources of recorded conversations: a file of JSON lines or one JSON document, or a service at a URL (graphs/agents/reference.md)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The messages are those of the outermost span that has a list of them; of a trace
 a model; else one text in and one out. Texts and calls are read by LangChain's own converters.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The parts that all learners share, wherever they work: settings, versions by label, and errors as messages. Loads no torch."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -4,8 +4,6 @@ The teacher of SDPO reads the same conversation as the learner, with the feedbac
 are those that were served; they are never made from text again.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

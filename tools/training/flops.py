@@ -10,8 +10,6 @@ attention of width a, and A the adapter's weights. Norms, activations and embedd
 what `torch.utils.flop_counter` counts (tests/tools/training/test_flops.py), which costs time at every operation.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

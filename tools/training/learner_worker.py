@@ -10,8 +10,6 @@ dies therefore loses nothing: another one is started, and does the same again. T
 With a cluster, the process has no model: it hands the work to an actor of Ray (ray_learner.py). What dies there, dies here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -4,8 +4,6 @@ An update is `learn`: from served replies and feedback, by the losses of tools/t
 it from a replay buffer. (Supervised updates are TRL's: tools/training/sft.py and trl_trainers.py.)
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import math

@@ -1,7 +1,5 @@
 """The way to a Ray cluster: that of an address, or one that is started on this machine."""
 
-from __future__ import annotations
-
 import logging
 import os
 from pathlib import Path

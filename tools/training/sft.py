@@ -7,8 +7,6 @@ tokens; TRL is given these and renders no template. Made for AdaMEM's Step-MFT (
 experiences, z the strategy. `train` goes through a data set, and writes a checkpoint with the adapter merged in: `--model local:DIR`.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math

@@ -18,8 +18,6 @@ A version is a folder: the files of tools/training/version_files.py. It is writt
 parent, episodes and seed give the same version, so a training that was killed is simply made again.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import random

@@ -1,7 +1,5 @@
 """Checks of runs that learn before they play, before a model is asked: whether all arms can run."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, cast
 
 from ....memory.errors import CommandError, UserError

@@ -1,7 +1,5 @@
 """The report of runs that learn before they play: arms problem by problem, the learning steps, their curve, and what was paid for."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

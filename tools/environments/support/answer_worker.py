@@ -7,8 +7,6 @@ The answers were written by a language model and may be `10^{10^{10}}`. So each 
 kernel ends the process, and memory is limited.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -3,8 +3,6 @@
 Each check raises a UserError that begins with the environment's name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 

@@ -4,8 +4,6 @@ An action is written as in Python, `refuel_data(customer_id='C1001', line_id='L1
 (texts, numbers, lists, dicts, True, False, None), read by `ast.literal_eval`: nothing that an agent wrote is ever evaluated.
 """
 
-from __future__ import annotations
-
 import ast
 import itertools
 from collections.abc import Iterable, Mapping, Sequence

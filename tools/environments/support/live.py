@@ -6,8 +6,6 @@ replays. So resuming after a crash, forking in a notebook and parallel rollouts 
 steps at worst.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

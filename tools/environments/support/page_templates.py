@@ -19,8 +19,6 @@
 | a fragment that is a path (`#/cart/7`) | is treated as a path; any other fragment is cut |
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from contextlib import suppress

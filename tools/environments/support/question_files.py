@@ -13,8 +13,6 @@ Rows without a question or an answer, rows that repeat an earlier question (the 
 that give different answers to one question are left out, counted and named in `report`.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import io

@@ -5,8 +5,6 @@ digits, lower case; nothing is stemmed and no word is left out. Scores that agre
 the earlier one comes first, so that equal questions have equal answers on every machine.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from importlib import import_module

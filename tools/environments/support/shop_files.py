@@ -6,8 +6,6 @@ is the higher one of two of the four next multiples of $10, and none if fewer th
 ours, the same on every machine. `reviews.json` is not read.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """A time limit for calls that may never return, such as a step of a game that loops within its interpreter."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future

@@ -5,8 +5,6 @@ of an agent is one of the environment like any other: `environment.observe(task,
 official reward, and `replay_actions` makes it a trajectory.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

@@ -18,8 +18,6 @@ the ordinal counts all frames. An element's number in the observation (`click[7]
 A written action is understood on any page and never guessed: one that names no element of the page is refused, with the reason.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

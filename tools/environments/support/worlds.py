@@ -1,7 +1,5 @@
 """The common parts of worlds: known solutions, episodes that follow from their history, and written answers."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache

@@ -7,8 +7,6 @@
 | `toy?prior=wrong-.9` | the same, sure of another action there, always the same one: a method that learns should unlearn it |
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence
