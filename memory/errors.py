@@ -4,13 +4,14 @@ Every layer may import this file. An error of one module only stays in that modu
 """
 
 import errno
+import functools
 import importlib
 import os
 import re
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeVar, cast
 
 __all__ = [
     "AdapterConflict",
@@ -28,6 +29,7 @@ __all__ = [
     "UserError",
     "VersionNotLoaded",
     "WindowError",
+    "asks_store",
     "did_you_mean",
     "hide_paths",
     "import_package",
@@ -216,7 +218,10 @@ def machine_error(error: BaseException) -> OSError | None:
         ):
             full = getattr(cause, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
             return OSError(errno.ENOSPC if full else errno.EIO, str(cause))
-        if type(cause).__module__.partition(".")[0] in ("psycopg", "psycopg_pool"):  # which need not be installed
+        package = type(cause).__module__.partition(".")[0]
+        if package in ("httpx", "httpcore"):  # a Chroma server's
+            return OSError(errno.EIO, str(cause))
+        if package in ("psycopg", "psycopg_pool"):  # which need not be installed
             state = getattr(cause, "sqlstate", None) or ""
             if state[:2] not in ("22", "23"):  # the data's fault
                 return OSError(errno.ENOSPC if state == "53100" else errno.EIO, str(cause))
@@ -227,3 +232,24 @@ def machine_error(error: BaseException) -> OSError | None:
                 return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         cause = cause.__cause__ or cause.__context__
     return None
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def asks_store(method: Method) -> Method:
+    """The method, whose errors of a store that is away, locked or full are `Unavailable`."""
+
+    @functools.wraps(method)
+    def ask(*given: Any, **named: Any) -> Any:
+        try:
+            return method(*given, **named)
+        except UserError:
+            raise
+        except Exception as error:
+            if (failure := machine_error(error)) is None:
+                raise
+            said = f"the store could not be asked ({type(error).__name__}: {failure.strerror or failure})"
+            raise Unavailable(f"{said}; try again once it is there: what is stored twice counts once") from error
+
+    return cast(Method, ask)

@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 83_221, "tests": 68_983}
+LINES: Mapping[str, int] = {"source": 83_270, "tests": 69_040}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -25,14 +25,14 @@ ROOMS: Mapping[str, int] = {
     "graphs/serving": 2_191,
     "graphs/studio": 2_061,
     "graphs/wiring": 4_226,
-    "memory": 1_450,
+    "memory": 1_470,
     "memory/attempts": 667,
     "memory/claas": 2_802,
     "memory/conversations": 1_858,
     "memory/lessons": 1_350,
     "memory/returns": 1_061,
     "memory/search": 1_513,
-    "memory/storage": 2_971,
+    "memory/storage": 3_000,
     "nodes": 2_861,
     "nodes/act": 1_926,
     "nodes/evaluate": 875,
@@ -54,7 +54,7 @@ ROOMS: Mapping[str, int] = {
 """Most lines of each room; the files at the top of a folder are a room, too."""
 ARROWS_UP = 2
 """Most imports that run back up among the rooms of the four folders: those that would have to go for the rooms to lie on floors."""
-PUBLIC_NAMES = 1_265
+PUBLIC_NAMES = 1_268
 """Most names that files show to others: those in `__all__`, or without that list, all that do not begin with `_`."""
 FILE, GRAPH_FILE, FUNCTION = 700, 400, 60
 """Most lines of a file, of a file in graphs/, and of a function."""

@@ -15,7 +15,7 @@ from langgraph.store.base import BaseStore
 
 from ...memory.conversations.reviews import mark_answered
 from ...memory.display import short
-from ...memory.errors import UserError, did_you_mean
+from ...memory.errors import UserError, asks_store, did_you_mean
 from .scope_values import ROOT, ScopeError, escape_label
 
 __all__ = ["DOMAIN", "AgentIdentity"]
@@ -102,6 +102,7 @@ class AgentIdentity:
             raise ScopeError(f"the store has the agents {', '.join(names)}: say which one is meant, with name=...")
         return names[0] if names else DEFAULT_NAME
 
+    @asks_store
     def namespaces(self, prefix: tuple[str, ...], depth: int | None = None) -> list[tuple[str, ...]]:
         """The beginnings of the store's namespaces that have this prefix and so many labels; None: the namespaces, whole."""
         found = list[tuple[str, ...]]()

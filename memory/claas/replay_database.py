@@ -9,7 +9,6 @@ its log and backups keep them as long as they are kept.
 """
 
 import re
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import lru_cache
@@ -18,7 +17,8 @@ from threading import Lock
 from typing import Any, TypeVar
 
 from ..errors import ReplayError, UserError
-from ..storage.postgres_store import RESTART_SECONDS, error_text, escape, unescape
+from ..storage.outages import RESTART_SECONDS, outlast
+from ..storage.postgres_store import error_text, escape, unescape
 from .replay_file import FORMAT, TABLES, ReplayFile
 
 __all__ = ["ReplayDatabase"]
@@ -168,14 +168,7 @@ class ReplayDatabase:
         Raises:
             ReplayError: the server did not come back, or it refuses.
         """
-        until = time.monotonic() + RESTART_SECONDS
-        while True:
-            try:
-                return work()
-            except ReplayError as error:
-                if not _is_outage(error.__cause__) or time.monotonic() > until:
-                    raise
-                time.sleep(0.2)
+        return outlast(work, lambda error: isinstance(error, ReplayError) and _is_outage(error.__cause__), RESTART_SECONDS)
 
     @contextmanager
     def reading(self) -> Iterator[_Connection]:

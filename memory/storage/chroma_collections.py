@@ -12,7 +12,6 @@ import logging
 import os
 import shutil
 import sqlite3
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -25,7 +24,8 @@ import numpy as np
 from langgraph.store.base import GetOp, Item, ListNamespacesOp, Op, PutOp, SearchItem, SearchOp
 from numpy.typing import NDArray
 
-from ..errors import UserError, import_package
+from ..errors import Unavailable, UserError, import_package
+from .outages import RESTART_SECONDS, outlast
 
 __all__ = ["ChromaCollections", "StoredItem"]
 
@@ -37,14 +37,12 @@ SCHEMA = 2
 
 ANSWER_SECONDS = 30.0
 """Seconds that a server may take for an answer."""
-RESTART_SECONDS = 60.0
-"""Seconds in which a server may restart, or the network to it come back, while a batch waits."""
 
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class ServerOutage(UserError):
+class ServerOutage(Unavailable):
     """An error: no Chroma server answers."""
 
 
@@ -103,14 +101,14 @@ _DONE = {"open": "opened", "read": "read", "write": "written"}
 class ChromaCollections:
     """The collections behind a store: a directory that this process owns (`owned`), or a server shared with others."""
 
-    def __init__(self, where: str, embedder: tuple[str, int] | None) -> None:
+    def __init__(self, where: str, embedder: tuple[str, int] | None, patience: float = RESTART_SECONDS) -> None:
         chromadb = import_package(
             "chromadb", "a memory in a folder or on a Chroma server needs chromadb", "pip install chromadb"
         )
         import httpx
         from chromadb.config import Settings
 
-        self.owned = "://" not in where
+        self.owned, self._patience = "://" not in where, patience
         self.where = where if self.owned else where.rstrip("/")
         self._client: Any = None
         self._items: Any = None
@@ -167,15 +165,8 @@ class ChromaCollections:
             return None
 
     def outlast_restarts(self, work: Callable[[], T]) -> T:
-        """The result of `work`, which is begun anew while the server does not answer, for `RESTART_SECONDS` at most."""
-        until = time.monotonic() + RESTART_SECONDS
-        while True:
-            try:
-                return work()
-            except ServerOutage:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(0.2)
+        """The result of `work`, which is begun anew while the server does not answer."""
+        return outlast(work, lambda error: isinstance(error, ServerOutage), self._patience)
 
     def _own(self, directory: Path) -> bool:
         """Lock the directory; True if there is no memory in it yet."""

@@ -43,6 +43,7 @@ from typing_extensions import override
 
 from ..errors import UserError
 from .chroma_collections import SNAPSHOTS, ChromaCollections, Namespace, StoredItem, VectorArray
+from .outages import RESTART_SECONDS
 from .snapshot import folder_name
 
 __all__ = ["ChromaStore", "embedder_name"]
@@ -93,15 +94,22 @@ class ChromaStore(BaseStore):
         return cls(index=index)
 
     @classmethod
-    def open(cls, where: str | os.PathLike[str], *, index: IndexConfig | None = None) -> Self:
+    def open(
+        cls, where: str | os.PathLike[str], *, index: IndexConfig | None = None, patience: float = RESTART_SECONDS
+    ) -> Self:
         """Open the memory in a directory (made if missing), or the one behind a Chroma server (`http://host:port`).
+
+        Args:
+            where: the directory, or the server.
+            index: LangGraph's configuration of a vector index.
+            patience: seconds for which a batch waits for a server that does not answer.
 
         Raises:
             UserError: a process (perhaps this one) has the directory open; it holds no memory, a damaged one or one of a
                 newer version; the memory was indexed by another embedder; no server answers.
         """
         embedder = (embedder_name(index["embed"]), index["dims"]) if index else None
-        chroma = ChromaCollections(os.fspath(where), embedder)
+        chroma = ChromaCollections(os.fspath(where), embedder, patience)
         try:
             return cls(index=index, chroma=chroma)
         except BaseException:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from langgraph.store.base import BaseStore, IndexConfig, SearchItem
 
 from ..errors import UserError
+from .outages import RESTART_SECONDS, TURN_SECONDS
 
 if TYPE_CHECKING:
     from .chroma_store import ChromaStore
@@ -27,12 +28,15 @@ def is_postgres(where: str) -> bool:
     return where.startswith(("postgresql://", "postgres://"))
 
 
-def open_store(where: str | os.PathLike[str], *, index: IndexConfig | None = None) -> ChromaStore | PostgresMemory:
+def open_store(
+    where: str | os.PathLike[str], *, index: IndexConfig | None = None, patience: float = RESTART_SECONDS
+) -> ChromaStore | PostgresMemory:
     """The store at a place, which is to be closed (or used in a `with`).
 
     Args:
         where: a directory (Chroma), a Chroma server's `http://host:port`, or `postgresql://user:password@host/database`.
         index: LangGraph's configuration of a vector index.
+        patience: seconds for which a batch waits for a server that does not answer.
 
     Raises:
         UserError: it cannot be opened; the message says why.
@@ -40,10 +44,10 @@ def open_store(where: str | os.PathLike[str], *, index: IndexConfig | None = Non
     if is_postgres(os.fspath(where)):
         from .postgres_store import PostgresMemory
 
-        return PostgresMemory(os.fspath(where), index=index)
+        return PostgresMemory(os.fspath(where), index=index, patience=patience)
     from .chroma_store import ChromaStore
 
-    return ChromaStore.open(where, index=index)
+    return ChromaStore.open(where, index=index, patience=patience)
 
 
 def open_agent_store(where: str) -> BaseStore:
@@ -58,7 +62,7 @@ def open_agent_store(where: str) -> BaseStore:
     if not (chroma := where.removeprefix("chroma:")).strip():
         raise UserError(f"a store is a folder or a URL; got {where!r}: is an environment variable not set?")
     if chroma != where or "://" in where or os.path.exists(os.path.join(where, "chroma.sqlite3")):
-        return open_store(chroma)
+        return open_store(chroma, patience=TURN_SECONDS)
     try:
         from .sqlite_memory import SqliteMemory
     except ImportError as error:

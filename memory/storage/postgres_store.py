@@ -18,15 +18,14 @@ from urllib.parse import unquote
 
 from langgraph.store.base import BaseStore, IndexConfig, Item, Op, PutOp, Result
 
-from ..errors import UserError
+from ..errors import Unavailable, UserError
+from .outages import RESTART_SECONDS, outlast
 
 if TYPE_CHECKING:
     from langgraph.store.postgres import PostgresStore
 
-__all__ = ["RESTART_SECONDS", "PostgresMemory", "error_text", "escape", "unescape", "without_password"]
+__all__ = ["PostgresMemory", "error_text", "escape", "unescape", "without_password"]
 
-RESTART_SECONDS = 60.0
-"""Seconds in which a server may restart while a batch waits for it."""
 CONNECTIONS = 4
 """Connections of a store at most. Threads beyond wait for one."""
 TRY_LOCK, UNLOCK_SETUP = "SELECT 1 WHERE pg_try_advisory_lock(7167223)", "SELECT pg_advisory_unlock(7167223)"
@@ -49,6 +48,7 @@ class PostgresMemory(BaseStore):
     Args:
         url: `postgresql://user:password@host/database`.
         index: LangGraph's configuration of a vector index; it needs the server's extension pgvector.
+        patience: seconds for which a batch waits for a server that does not answer.
 
     Raises:
         UserError: a package is missing, the server does not answer, or it refuses.
@@ -56,7 +56,7 @@ class PostgresMemory(BaseStore):
 
     supports_ttl = False
 
-    def __init__(self, url: str, *, index: IndexConfig | None = None) -> None:
+    def __init__(self, url: str, *, index: IndexConfig | None = None, patience: float = RESTART_SECONDS) -> None:
         try:
             import psycopg
             from langgraph.store.postgres import PostgresStore
@@ -68,7 +68,7 @@ class PostgresMemory(BaseStore):
             url,
             min_size=1,
             max_size=CONNECTIONS,
-            timeout=10,
+            timeout=min(10.0, patience),
             check=ConnectionPool.check_connection,
             kwargs={"autocommit": True, "prepare_threshold": 0, "row_factory": dict_row, "connect_timeout": 10},
             open=False,
@@ -85,7 +85,7 @@ class PostgresMemory(BaseStore):
         except Exception as error:
             self._pool.close()
             raise _as_user_error(error, url) or error from error
-        self._url = url
+        self._url, self._patience = url, patience
 
     def __repr__(self) -> str:
         return "PostgresMemory()"
@@ -104,20 +104,18 @@ class PostgresMemory(BaseStore):
         """The results of the operations, in their order; reads see what was there before the batch.
 
         Raises:
-            UserError: the server did not come back, or refuses.
+            Unavailable: the server did not come back.
+            UserError: it refuses.
         """
         asked = [_with_escapes(op) for op in ops]
-        until = time.monotonic() + RESTART_SECONDS
-        while True:
-            try:
-                return [_without_escapes(result) for result in self._store.batch(asked)] if asked else []
-            except Exception as error:
-                said = _as_user_error(error, self._url)
-                if said is None or not _is_outage(error):
-                    raise said or error from error
-                if time.monotonic() > until:
-                    raise said from error
-                time.sleep(0.2)
+
+        def work() -> list[Result]:
+            return [_without_escapes(result) for result in self._store.batch(asked)] if asked else []
+
+        try:
+            return outlast(work, _is_outage, self._patience)
+        except Exception as error:
+            raise _as_user_error(error, self._url) or error from error
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
         """As `batch`, in a thread."""
@@ -135,7 +133,8 @@ def _as_user_error(error: BaseException, url: str) -> UserError | None:
     """A database's error as a sentence; None for other errors."""
     from psycopg import Error
 
-    return UserError(f"memory in Postgres: {error_text(error, url)}") if isinstance(error, Error) else None
+    kind = Unavailable if _is_outage(error) else UserError
+    return kind(f"memory in Postgres: {error_text(error, url)}") if isinstance(error, Error) else None
 
 
 def find_passwords(url: str) -> list[str]:

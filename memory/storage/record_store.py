@@ -17,7 +17,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, Union, cast, get_ar
 
 from langgraph.store.base import BaseStore, GetOp, InvalidNamespaceError, Item, PutOp, SearchOp, validate_op_namespace
 
-from ..errors import UserError
+from ..errors import UserError, asks_store
 from .branches import ABSENT, MAX_CHANGES, History, branching, current_branch, moment_of_time
 from .branching_store import StoreView
 from .open_store import MOST_ITEMS, all_items, is_all
@@ -84,6 +84,7 @@ class RecordStore(Generic[R]):
         """Store these records in one batch; one with a stored id replaces it."""
         self._write([PutOp(self.namespace, r.id, to_json(r), index=False) for r in records])
 
+    @asks_store
     def _write(self, puts: Sequence[PutOp]) -> None:
         if puts:
             before = self.store.batch([*(GetOp(put.namespace, put.key) for put in puts), *puts])
@@ -94,9 +95,11 @@ class RecordStore(Generic[R]):
         for put, item in zip(puts, before, strict=False):
             self._history.note((put.namespace, put.key), item if isinstance(item, Item) else ABSENT)
 
+    @asks_store
     def get(self, id: str, /) -> R | None:
         return cast("R | None", self._read(self.store.get(self.namespace, id), id))
 
+    @asks_store
     def get_many(self, ids: Sequence[str], /) -> list[R]:
         """The records with these ids, in their order; an id without a record has none."""
         found: list[R] = []
@@ -152,6 +155,7 @@ class RecordStore(Generic[R]):
         """The number of stored records, without reading them."""
         return len(self._items())
 
+    @asks_store
     def _items(self) -> list[Any]:
         return [item for item in all_items(self.store, self.namespace) if item.namespace == self.namespace]
 
@@ -163,6 +167,7 @@ class RecordStore(Generic[R]):
         return from_json(self.record, value, f"item {key!r} in {'/'.join(self.namespace)}")
 
 
+@asks_store
 def exchange(
     asked: Sequence[tuple[RecordStore[Any], str | None]], puts: Sequence[tuple[RecordStore[Any], Record]] = ()
 ) -> list[Any]:

@@ -98,10 +98,10 @@ def test_a_server_that_stops_answering_is_waited_for_and_then_said(
         item = store.get(("slow",), "k")
         assert item is not None
         assert item.value == {"n": 1}
-        monkeypatch.setattr(chroma_collections, "RESTART_SECONDS", 2.0)
-        server.process.send_signal(signal.SIGSTOP)
-        with pytest.raises(UserError, match="no Chroma server answers"):
-            store.put(("slow",), "k", {"n": 2})
-        server.process.send_signal(signal.SIGCONT)
+        with ChromaStore.open(server.url, patience=2.0) as hasty:
+            server.process.send_signal(signal.SIGSTOP)
+            with pytest.raises(UserError, match="no Chroma server answers"):
+                hasty.put(("slow",), "k", {"n": 2})
+            server.process.send_signal(signal.SIGCONT)
         store.put(("slow",), "k", {"n": 3})
         assert [item.value for item in store.search(("slow",))] == [{"n": 3}]

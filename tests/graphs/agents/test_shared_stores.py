@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import help_desk as desk
 import pytest
+from langchain.agents import create_agent
 from langchain_core.callbacks import BaseCallbackHandler, CallbackManager
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import tool as make_tool
@@ -22,10 +24,11 @@ from learning_agents import BY_ISSUE, FORGOTTEN, METHODS, advice, config, forget
 
 from learngraph.graphs.agents import scopes
 from learngraph.graphs.agents.executed_calls import watch_call
+from learngraph.graphs.agents.reasoning_bank import ReasoningBankMiddleware
 from learngraph.graphs.agents.synapse import SynapseMiddleware
 from learngraph.memory.conversations.reviews import reviewed_call
 from learngraph.memory.conversations.store import Conversation, ConversationStore, Reflection, Turn
-from learngraph.memory.errors import UserError
+from learngraph.memory.errors import Unavailable, UserError
 from learngraph.memory.records import Task, Trajectory, Transition
 from learngraph.memory.storage.record_store import to_json
 
@@ -262,3 +265,30 @@ def test_a_conversation_without_a_turn_cannot_be_rated() -> None:
     store.take_in([(Conversation("t1", Task("t", "Help."), ()), ())])
     with pytest.raises(UserError, match="conversation 't1' has no turn that could be rated"):
         store.rate("t1", 1.0)
+
+
+def test_a_store_that_is_away_is_a_sentence_and_a_thumb_given_again_is_kept() -> None:
+    class Leaving(InMemoryStore):
+        is_away = False
+
+        def batch(self, ops: Any) -> Any:
+            if self.is_away:
+                raise ConnectionError("connection refused")
+            return super().batch(ops)
+
+    learner = ReasoningBankMiddleware(store := Leaving(), study="job")
+    agent = create_agent(desk.GuessingClerk(), [desk.lookup_order, desk.resolve], middleware=[learner])
+    agent.invoke({"messages": "My order is late."}, {"configurable": {"thread_id": "t1"}})
+    store.is_away = True
+    answered = agent.invoke({"messages": "My order is late."}, {"configurable": {"thread_id": "t2"}})
+    assert answered["messages"][-1].text, "the user has an answer"
+    given: list[Callable[[], Any]] = [lambda: learner.feedback("t1", reward=1), learner.status, learner.learn, learner.scopes]
+    given += [lambda: learner.forget(["t1"]), lambda: list(learner.export()), lambda: learner.explain("t1"), learner.lift]
+    for ask in given:
+        with pytest.raises(
+            Unavailable, match=r"the store could not be asked \(ConnectionError: connection refused\); try again"
+        ):
+            ask()
+    store.is_away = False
+    assert learner.feedback("t1", reward=1).reward == learner.feedback("t1", reward=1).reward == 1
+    assert learner.status().rated == 1

@@ -473,10 +473,9 @@ class FaultyServer:
         threading.Thread(target=self.http.serve_forever, daemon=True).start()
 
 
-def test_a_server_whose_answers_are_broken_is_waited_for_and_then_said(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_whose_answers_are_broken_is_waited_for_and_then_said(server: str) -> None:
     faulty = FaultyServer(server)
-    monkeypatch.setattr(chroma_collections, "RESTART_SECONDS", 0.3)
-    with ChromaStore.open(faulty.url) as store:
+    with ChromaStore.open(faulty.url, patience=0.3) as store:
         for fault in (503, 200):
             faulty.fault = fault
             with pytest.raises(UserError, match="no Chroma server answers"):
