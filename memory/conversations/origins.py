@@ -102,6 +102,8 @@ class Origins:
     ) -> None:
         self._instructs, self._trusted, self._listed = instructs, trusted, listed
         self._asked, self._asked_runs, self._asked_stems = "", set[str](), set[str]()
+        self._chosen = ""
+        """The values in the agent's calls that nobody had said before."""
         self._results = list[_Result]()
         self._calls = dict[str, Any]()
 
@@ -114,7 +116,9 @@ class Origins:
             self._asked_stems |= _stems(asked)
         if isinstance(message, AIMessage):
             self._calls |= {call["id"] or "": call for call in message.tool_calls}
-            update = {"content": self._said(str(message.text)), "tool_calls": [self._call(call) for call in message.tool_calls]}
+            calls = [self._call(call) for call in message.tool_calls]
+            update = {"content": self._said(str(message.text)), "tool_calls": calls}
+            self._chosen += "".join(f"\n{_plain(text)}" for call in calls for text in _texts(call["args"]) if FROM_TOOL not in text)
             return message.model_copy(update=update)
         return self._read_result(message) if isinstance(message, ToolMessage) else message
 
@@ -212,17 +216,17 @@ class Origins:
         return f"{FROM_TOOL}{found.tool}]" if found else ""
 
     def _origin(self, text: str, words: Sequence[str] = ()) -> str:
-        """The words in place of a text that a tool has said, and no user before; empty if there is no such tool.
+        """The words in place of a text that a tool has said, and neither a user nor a call of the agent before; empty if no tool has.
 
         A word such as `express` may be the agent's own choice; it is the tool's if an order has it, or a text that names the call too.
         """
         key = _plain(text).strip(" .,:!?")
         if not key or _has(self._asked, key):
             return ""
-        is_plain = _PLAIN.fullmatch(text) is not None
+        is_plain, is_chosen = _PLAIN.fullmatch(text) is not None, _has(self._chosen, key)
 
         def has_said(one: _Result) -> bool:
-            is_free = is_plain and (one.is_kept or not any(_has(one.told, word) for word in words))
+            is_free = is_chosen or (is_plain and (one.is_kept or not any(_has(one.told, word) for word in words)))
             return _has(one.orders, key) or (not is_free and _has(one.told, key))
 
         found = next(filter(has_said, self._results), None)

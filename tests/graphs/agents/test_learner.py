@@ -33,7 +33,7 @@ from learngraph.graphs.baselines.reasoning_bank import ReasoningBank
 from learngraph.graphs.baselines.reflexion import Reflexion
 from learngraph.graphs.jitrl import JitRL
 from learngraph.memory.conversations.screen import Screen
-from learngraph.memory.errors import UserError
+from learngraph.memory.errors import Unavailable, UserError
 
 
 def make(store: Any, model: Any = None, **options: Any) -> tuple[Any, Any]:
@@ -515,7 +515,7 @@ def test_a_store_that_fails_once_while_a_memory_is_read_is_read_again() -> None:
     learner.feedback("a", reward=1.0, tenant="acme")
     learner._rebuild_indexes()
     store.fails = True
-    with pytest.raises(ConnectionError):
+    with pytest.raises(Unavailable, match="the store is down"):
         learner.memory(tenant="acme")
     store.fails = False
     assert [*learner.memory(tenant="acme").decisions] == ["a/0"]
