@@ -118,7 +118,8 @@ class Origins:
             self._calls |= {call["id"] or "": call for call in message.tool_calls}
             calls = [self._call(call) for call in message.tool_calls]
             update = {"content": self._said(str(message.text)), "tool_calls": calls}
-            self._chosen += "".join(f"\n{_plain(text)}" for call in calls for text in _texts(call["args"]) if FROM_TOOL not in text)
+            chosen = [text for call in calls for text in _texts(call["args"]) if FROM_TOOL not in text]
+            self._chosen += "".join(f"\n{_plain(text)}" for text in chosen)
             return message.model_copy(update=update)
         return self._read_result(message) if isinstance(message, ToolMessage) else message
 
