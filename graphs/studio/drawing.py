@@ -3,8 +3,10 @@
 import hashlib
 import math
 import os
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -21,7 +23,25 @@ from ..wiring.picture import describe_node
 from .shown_values import show_graph
 from .walk_session import StudioError
 
-__all__ = ["Drawing"]
+__all__ = ["Drawing", "PythonSource"]
+
+
+BY_STUDIO = "written by `learngraph studio` (version "
+"""The words in the first line of a Python file that the studio wrote, before the version of the other lines."""
+
+
+@dataclass(frozen=True)
+class PythonSource:
+    """The Python that makes what a drawing is drawn onto."""
+
+    imports: str
+    """Lines with the imports."""
+    inputs: str
+    """Lines that make `inputs`, from which nodes are made by name."""
+    base: str
+    """Lines that make the graph `base`."""
+    run: str
+    """Lines that run the finished `graph`."""
 
 
 class Drawing:
@@ -33,14 +53,20 @@ class Drawing:
         text: the text while there is no file.
         graph: a compiled graph with the nodes that may be drawn.
         inputs: makes the inputs of further nodes, which are drawn by their names in the catalogue; None: only those of the graph.
-        source: lines of Python that make `inputs` and the graph, as `base`.
+        source: the Python that makes the graph; None: it has its file.
 
     Raises:
         UserError: the file cannot be read.
     """
 
     def __init__(
-        self, title: str, path: Path, text: str, graph: Any, inputs: Callable[[], MethodInputs] | None = None, source: str = ""
+        self,
+        title: str,
+        path: Path,
+        text: str,
+        graph: Any,
+        inputs: Callable[[], MethodInputs] | None = None,
+        source: PythonSource | None = None,
     ) -> None:
         self.title, self.path = title, path
         self._first, self._graph, self._source = text, graph, source
@@ -48,7 +74,7 @@ class Drawing:
         self._saving, self._renewals = Lock(), 0
         self.read()
 
-    def renew(self, graph: Any, source: str = "") -> None:
+    def renew(self, graph: Any, source: PythonSource | None = None) -> None:
         """Take a graph whose code or settings have changed: its nodes may be drawn from now on."""
         self._graph, self._source, self._renewals = graph, source or self._source, self._renewals + 1
         self._first = to_mermaid(graph)
@@ -115,21 +141,25 @@ class Drawing:
         """Write the Python file that the saved drawing lacks, beside it.
 
         Raises:
-            StudioError: nothing is saved, the nodes are a program's, or somebody else has written a file of that name.
+            StudioError: nothing is saved, the nodes are a program's, or somebody has written or changed the file.
         """
         text, exists = self._text()
-        path, head = self.path.with_suffix(".py"), f'"""The graph of {self.path.name}, written by `learngraph studio`."""\n'
+        path = self.path.with_suffix(".py")
         if not exists or not self._source:
             raise StudioError("save the drawing first" if self._source else "this graph has its Python file already")
-        if path.exists() and not path.read_text(encoding="utf-8").startswith(head):
-            raise StudioError(f"{path} is not of the studio, and was left as it is; move it away")
+        if path.exists() and not is_as_written(path.read_text(encoding="utf-8")):
+            raise StudioError(
+                f"{path} has lines that are not the studio's, and was left as it is; move it away to have it written anew"
+            )
         nodes, _, lacking = self._further(text)
         dots = {name: error.call for name, error in lacking.items() if isinstance(error, LacksParts)}
         if len(dots) == len(lacking) == 0 and (faults := self.check(text)["findings"]):
             raise StudioError(f"its graph could not be made: {faults[0]['message']}; mend the drawing first")
         wanted, routers = drawn_from_catalogue(text, self._graph.builder.nodes)
         calls = dots | {name: _call_of(wanted[name], node) for name, node in nodes.items()}
-        path.write_text(head + python_text(self._source, wanted, routers, calls), encoding="utf-8")
+        lines = python_text(self._source, wanted, routers, calls)
+        head = f'"""The graph of {self.path.name}, {BY_STUDIO}{_version(lines, True)})."""\n'
+        path.write_text(head + lines, encoding="utf-8")
         asked = f" Fill in the dots of {', '.join(dots)} first." if dots else ""
         return {"message": f"Wrote {path}, whose `graph` is the graph of {self.path.name}.{asked}"}
 
@@ -177,17 +207,26 @@ class Drawing:
         return groups
 
 
-def python_text(source: str, nodes: Mapping[str, str], routers: Mapping[str, str], calls: Mapping[str, str]) -> str:
+def is_as_written(text: str) -> bool:
+    """True if a Python file is as the studio wrote it, whose first line has the version of the others."""
+    head, _, lines = text.partition("\n")
+    return head.endswith(f'{BY_STUDIO}{_version(lines, True)})."""')
+
+
+def python_text(source: PythonSource, nodes: Mapping[str, str], routers: Mapping[str, str], calls: Mapping[str, str]) -> str:
     """The lines of a Python file that wires a drawing beside it: nodes by these calls, or as routers by their names in the catalogue."""
-    made = [
-        ",".join(f"\n    {name!r}: {known.get(name, f'inputs.node({wanted!r})')}" for name, wanted in one.items())
-        for one, known in ((nodes, calls), (routers, dict[str, str]()))
-    ]
-    drawn = 'drawing = Path(__file__).with_suffix(".mmd").read_text(encoding="utf-8")'
+    made, given = "", ["base", "drawing"]
+    for kind, named, known in (("routers", routers, dict[str, str]()), ("nodes", nodes, calls)):
+        if named:
+            entries = (f"    {name!r}: {known.get(name, f'inputs.node({wanted!r})')},\n" for name, wanted in named.items())
+            made += f"{kind} = {{\n{''.join(entries)}}}\n"
+            given.append("**nodes" if kind == "nodes" else "routers")
+    inputs = source.inputs if made or "inputs" in source.base else ""
+    drawing = 'drawing = Path(__file__).with_suffix(".mmd").read_text(encoding="utf-8")\n'
+    graph = f"graph = learngraph.rewire({', '.join(given)})\n"
+    run = f'\nif __name__ == "__main__":\n{textwrap.indent(source.run, "    ")}'
     return (
-        f"from pathlib import Path\n\nimport learngraph\n{source}\nnodes = {{{made[0]}}}\nrouters = {{{made[1]}}}\n{drawn}\n"
-        "graph = learngraph.rewire(base, drawing, routers, **nodes)\n"
-        '# To walk it: learngraph.step(graph.copy(update={"checkpointer": InMemorySaver()}), {...})\n'
+        f"\nfrom pathlib import Path\n\nimport learngraph\n{source.imports}\n{inputs}{source.base}{made}{drawing}{graph}{run}"
     )
 
 

@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from functools import cache
@@ -18,7 +19,7 @@ from ..arms import SERVED_GRAPHS, blueprint, find_user_object, load_graph, metho
 from ..experiments.options import RunOptions
 from ..experiments.run_inputs import make_method_inputs, method_resources
 from ..wiring.flow import FlowError, compile_graph, to_mermaid, wire
-from .drawing import Drawing
+from .drawing import Drawing, PythonSource
 from .forms import input_form, read_settings, settings_form
 from .options import StudioOptions, read_input
 from .studio import Studio
@@ -31,25 +32,11 @@ FIRST = """flowchart LR
   Act -->|next step| UniformPolicy
   Act -->|over| END
 """
-BASE = """from langgraph.graph import StateGraph
-from learngraph.nodes.state import AttemptState
-from learngraph.graphs.wiring.flow import compile_graph
-from learngraph.nodes.state import AttemptInput, EpisodeResult
-{}
-builder = StateGraph(AttemptState, input_schema=AttemptInput, output_schema=EpisodeResult)
-begin = {{"Begin": inputs.node("Begin")}}
-base = compile_graph(learngraph.wire(builder, "flowchart LR\\n  START --> Begin --> END", begin))
+EPISODES = """for episode in range(5):
+    found = graph.invoke({{"task": world.task({seed}, {split!r}), "run": "first", "episode": episode}})
+    print(f"episode {{episode}}: score {{found['score']}}")
 """
-"""The Python of a drawing that begins from nothing, with a place for its inputs."""
-
-
-METHOD = """from dataclasses import replace
-from learngraph.graphs.arms import method_settings
-from learngraph.graphs.methods import find_method
-{}
-base = find_method({name!r}).build(inputs, replace({settings}))
-"""
-"""The Python of a method, with places for its inputs, its name and its settings."""
+"""The Python that plays a few episodes, with places for the task's seed and its split."""
 
 
 def is_method(name: str) -> bool:
@@ -84,7 +71,7 @@ def method_target(options: StudioOptions) -> Studio:
 
     usual = settings = method_settings(options.target)
 
-    def build(settings: Any) -> tuple[Any, str, str]:
+    def build(settings: Any) -> tuple[Any, PythonSource, str]:
         """The graph with these settings, whose memory holds the episodes before the first walk; its Python, and its title."""
         saver = InMemorySaver()
         made = method.build(inputs, settings, **method_resources(method), checkpointer=saver)
@@ -92,8 +79,7 @@ def method_target(options: StudioOptions) -> Studio:
             made.invoke({**first, "episode": episode}, {"configurable": {"thread_id": f"before-{episode}"}})
         values = {one.name: getattr(settings, one.name) for one in fields(settings)}
         changes = [f"{key}={value!r}" for key, value in values.items() if value != getattr(usual, key)]
-        made_with = ", ".join([f"method_settings({options.target!r})", *changes])
-        source = METHOD.format(_source(options), name=options.target, settings=made_with)
+        source = _method_source(options, changes)
         return made, source, f"{', '.join([options.target, *changes])} in {options.env}, task {task.id}"
 
     made, source, title = build(usual)
@@ -121,7 +107,7 @@ def drawing_target(options: StudioOptions) -> Studio:
     builder = StateGraph(AttemptState, input_schema=AttemptInput, output_schema=EpisodeResult)
     base = compile_graph(wire(builder, "flowchart LR\n  START --> Begin --> END", {"Begin": inputs.node("Begin")}))
     drawing = Drawing(
-        options.target, options.flow or Path(options.target), FIRST, base, lambda: inputs, BASE.format(_source(options))
+        options.target, options.flow or Path(options.target), FIRST, base, lambda: inputs, _drawing_source(options)
     )
 
     def begin(number: int, input: Any) -> Walk:
@@ -132,14 +118,51 @@ def drawing_target(options: StudioOptions) -> Studio:
     return Studio(options.target, drawing, WalkSession(f"{options.target} in {options.env}", begin), opens="drawing")
 
 
-def _source(options: StudioOptions) -> str:
-    """Lines of Python that make the inputs of these options."""
+def _inputs_source(options: StudioOptions) -> tuple[str, str]:
+    """The imports that the inputs of these options need, and the lines that make them."""
     world = f"world = learngraph.open_environment({options.env!r})\n"
     if options.model == "uniform":
-        return f"\n{world}inputs = learngraph.MethodInputs(environment=world)\n"
+        return "", f"{world}inputs = learngraph.MethodInputs(environment=world)\n"
     kind = "with_scoring_model" if options.model == "pocket" else "with_chat_model"
     made = f"inputs = learngraph.MethodInputs.{kind}(world, Journal(), learngraph.open_model({options.model!r}))\n"
-    return f"from learngraph.memory.storage.journal import Journal\n\n{world}{made}"
+    return "from learngraph.memory.storage.journal import Journal\n", f"{world}{made}"
+
+
+def _method_source(options: StudioOptions, changes: Sequence[str]) -> PythonSource:
+    """The Python of a method with these changes of its settings."""
+    imports, inputs = _inputs_source(options)
+    imports = (
+        f"from learngraph.graphs.arms import method_settings\nfrom learngraph.graphs.methods import find_method\n{imports}"
+    )
+    settings = f"method_settings({options.target!r})"
+    if changes:
+        imports, settings = f"from dataclasses import replace\n{imports}", f"replace({settings}, {', '.join(changes)})"
+    base = f"base = find_method({options.target!r}).build(inputs, {settings})\n"
+    return PythonSource(imports, inputs, base, EPISODES.format(seed=options.seed, split=options.split))
+
+
+def _drawing_source(options: StudioOptions) -> PythonSource:
+    """The Python of a drawing that begins from nothing."""
+    imports, inputs = _inputs_source(options)
+    imports = (
+        "from langgraph.graph import StateGraph\nfrom learngraph.graphs.wiring.flow import compile_graph\n"
+        f"{imports}from learngraph.nodes.state import AttemptInput, AttemptState, EpisodeResult\n"
+    )
+    base = """builder = StateGraph(AttemptState, input_schema=AttemptInput, output_schema=EpisodeResult)
+begin = {"Begin": inputs.node("Begin")}
+base = compile_graph(learngraph.wire(builder, "flowchart LR\\n  START --> Begin --> END", begin))
+"""
+    return PythonSource(imports, inputs, base, EPISODES.format(seed=options.seed, split=options.split))
+
+
+def _graph_source(options: StudioOptions, usual: Any) -> PythonSource:
+    """The Python of a graph of the user's."""
+    imports, inputs = _inputs_source(options)
+    run = 'raise SystemExit("this graph is run by graph.invoke, with an input of yours")\n'
+    if usual is not None:
+        run = f"print(graph.invoke({usual!r}))\n"
+    base = f"base = load_graph({options.target!r})\n"
+    return PythonSource(f"from learngraph.graphs.arms import load_graph\n{imports}", inputs, base, run)
 
 
 def _open_world(options: StudioOptions, method: Any = None) -> tuple[Any, Any]:
@@ -166,8 +189,7 @@ def graph_target(options: StudioOptions) -> Studio:
     module = Path(module).name.removesuffix(".py").replace(".", "_")
     path = options.flow or Path(f"{module}_{name}.mmd")  # many modules have a `graph`
     inputs = cache(lambda: _open_world(options)[1])  # opened where a node of the catalogue is drawn
-    source = f"from learngraph.graphs.arms import load_graph\n{_source(options)}base = load_graph({options.target!r})\n"
-    drawing = Drawing(options.target, path, to_mermaid(graph), graph, inputs, source)
+    drawing = Drawing(options.target, path, to_mermaid(graph), graph, inputs, _graph_source(options, usual))
     if options.target in SERVED_GRAPHS:  # drawn without an engine behind it
         return Studio(options.target, drawing)
     form = input_form(graph, usual)

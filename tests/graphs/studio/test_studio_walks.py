@@ -546,7 +546,9 @@ def test_any_node_of_the_catalogue_is_put_into_a_drawing_of_ones_own(
     assert written.count("inputs.node('Act')") == ("agent" in target)  # and its router is another
 
 
-def test_the_python_file_of_a_methods_drawing_makes_its_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_python_file_of_a_methods_drawing_makes_its_graph_and_runs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     drawing = open_studio(StudioOptions("jitrl")).drawing
     assert drawing is not None
@@ -556,7 +558,16 @@ def test_the_python_file_of_a_methods_drawing_makes_its_graph(tmp_path: Path, mo
         drawing.write_python()
     drawing.save(text, drawing.read()["version"])
     drawing.write_python()
-    assert "modulate" in runpy.run_path(str(drawing.path.with_suffix(".py")))["graph"].nodes
+    drawing.write_python()
+    written = drawing.path.with_suffix(".py")
+    assert "modulate" in runpy.run_path(str(written))["graph"].nodes
+    assert "inputs.node" not in written.read_text()
+    runpy.run_path(str(written), run_name="__main__")
+    assert re.findall(r"^episode \d: score ", capsys.readouterr().out, re.M) == [f"episode {n}: score " for n in range(5)]
+    written.write_text(mine := written.read_text().replace("range(5)", "range(50)"))
+    with pytest.raises(StudioError, match="has lines that are not the studio's, and was left as it is; move it away"):
+        drawing.write_python()
+    assert written.read_text() == mine
 
 
 def test_settings_of_a_methods_form_go_into_the_walk_and_the_python_file(
