@@ -11,6 +11,7 @@ from langgraph.types import Overwrite
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from ...memory.errors import UserError
+from ...memory.graph_input import check_input, check_names
 from ...tools.notebook.tables import channel_types, to_line
 from ..arms import check_value
 
@@ -50,13 +51,35 @@ def read_channel(graph: Any, state: Mapping[str, Any], channel: str, value: Any,
         found: Any = [*state[channel]]
         found[index] = _read_message(found[index], value)
     else:
-        try:
-            found = _adapter(graph, channel).validate_json(json.dumps([value]))[0]
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"][1:])) or channel
-            raise UserError(f"{channel} does not take this: {place}: {first['msg']}") from error
+        found = _read_json(graph, channel, value)
     return found if isinstance(graph.builder.channels.get(channel), LastValue) else Overwrite(found)
+
+
+def read_graph_input(graph: Any, value: Any) -> Any:
+    """The input of a graph from its form: a record where a channel holds records, and not the form's dict.
+
+    Raises:
+        UserError: a name is unknown, a channel is missing, or a value is not of its channel's type.
+    """
+    if not isinstance(value, Mapping):
+        return value
+    check_names(graph, value)
+    channels = graph.builder.channels
+    found = {
+        name: _read_json(graph, name, one) if isinstance(channels.get(name), LastValue) else one for name, one in value.items()
+    }
+    check_input(graph, found)
+    return found
+
+
+def _read_json(graph: Any, channel: str, value: Any) -> Any:
+    """The value of a channel from JSON; as it is where the channel's type cannot be read."""
+    try:
+        return _adapter(graph, channel).validate_json(json.dumps([value]))[0]
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"][1:])) or channel
+        raise UserError(f"{channel} does not take this: {place}: {first['msg']}") from error
 
 
 def _adapter(graph: Any, channel: str) -> TypeAdapter[Any]:

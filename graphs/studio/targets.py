@@ -4,7 +4,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,17 @@ from typing import Any
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import StateGraph
 
-from ...memory.errors import UserError, did_you_mean
+from ...memory.errors import UserError
+from ...memory.records import Task
 from ...nodes.state import AttemptInput, AttemptState, EpisodeResult
+from ...tools.notebook.tables import channel_types
 from ...tools.notebook.walk import Walk, start
 from ..arms import SERVED_GRAPHS, blueprint, find_user_object, load_graph, method_settings
 from ..experiments.options import RunOptions
 from ..experiments.run_inputs import make_method_inputs, method_resources
 from ..wiring.flow import FlowError, compile_graph, to_mermaid, wire
 from .drawing import Drawing, PythonSource
-from .forms import input_form, read_settings, settings_form
+from .forms import input_form, read_graph_input, read_settings, settings_form
 from .options import StudioOptions, read_input
 from .studio import Studio
 from .walk_session import WalkSession
@@ -192,13 +194,11 @@ def graph_target(options: StudioOptions) -> Studio:
     drawing = Drawing(options.target, path, to_mermaid(graph), graph, inputs, _graph_source(options, usual))
     if options.target in SERVED_GRAPHS:  # drawn without an engine behind it
         return Studio(options.target, drawing)
-    form = input_form(graph, usual)
+    form = input_form(graph, usual if usual is not None else _first_task(graph, options))
 
     def begin(number: int, input: Any) -> Walk:
-        walked, given = drawing.wire_onto(code.graph), usual if input is None else input
-        known = form["schema"].get("properties", {})
-        if isinstance(given, dict) and (unknown := [name for name in given if known and name not in known]):
-            raise UserError(f"the input has no {unknown[0]!r}{did_you_mean(unknown[0], known, 'it has')}")
+        walked = drawing.wire_onto(code.graph)
+        given = read_graph_input(walked, usual if input is None else input)
         walked = walked if walked.checkpointer else walked.copy(update={"checkpointer": InMemorySaver()})
         return start(walked, given, thread=f"studio-{number}")
 
@@ -213,6 +213,16 @@ def graph_target(options: StudioOptions) -> Studio:
         with suppress(FlowError):  # the page shows what is wrong with the saved drawing
             walk.start()
     return Studio(options.target, drawing, walk, opens="drawing")
+
+
+def _first_task(graph: Any, options: StudioOptions) -> dict[str, Any] | None:
+    """What the form of a graph begins with that plays episodes: a task of the world; None for other graphs."""
+    if channel_types(graph.builder).get("task") is not Task or "task" not in graph.builder.schemas[graph.builder.input_schema]:
+        return None
+    from ...tools.environments.catalogue import open_environment
+
+    task = open_environment(options.env).task(options.seed, options.split)
+    return {"task": asdict(task), "run": "studio", "episode": 0}
 
 
 class _UserCode:

@@ -570,6 +570,46 @@ def test_the_python_file_of_a_methods_drawing_makes_its_graph_and_runs_it(
     assert written.read_text() == mine
 
 
+OWN_AGENT = '''
+import learngraph
+from langgraph.graph import StateGraph
+
+world = learngraph.open_environment("toy")
+inputs = learngraph.MethodInputs(world)
+nodes = {name: inputs.node(name) for name in ("Begin", "LookUpQValues", "EpsilonGreedy", "Act", "UpdateQTable")}
+flow = """flowchart LR
+  START --> Begin --> LookUpQValues --> EpsilonGreedy --> Act
+  Act -->|next step| LookUpQValues
+  Act -->|over| UpdateQTable --> END
+"""
+builder = StateGraph(learngraph.AttemptState, input_schema=learngraph.EpisodeInput, output_schema=learngraph.EpisodeResult)
+agent = learngraph.wire(builder, flow, nodes, {"Act": inputs.node("route_episode_end")}).compile()
+'''
+
+
+def test_an_agent_of_ones_own_that_plays_episodes_walks_with_a_task_of_the_world(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_own_agent.py").write_text(OWN_AGENT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    studio = open_studio(StudioOptions("my_own_agent:agent"))
+    form = studio.answer("overview", {"view": "walk"})["form"]
+    assert (form["value"]["task"]["seed"], form["value"]["run"]) == (0, "studio")
+
+    def begin(value: Any) -> Any:
+        return studio.answer("act", {"view": "walk", "do": "begin", "branch": "", "expected": "", "input": value})
+
+    with pytest.raises(UserError, match=r"the input lacks `run`; it has `task`, `episode`"):
+        begin({key: one for key, one in form["value"].items() if key != "run"})
+    with pytest.raises(UserError, match=r"task does not take this: instruction: Field required"):
+        begin({**form["value"], "task": {"id": "x"}})
+    seen = begin(form["value"])
+    for _ in range(4):
+        seen = studio.answer("act", {"view": "walk", "do": "step", "branch": "b0", "expected": current(seen)["place"]})
+    assert current(seen)["note"] == "before LookUpQValues"
+
+
 def test_settings_of_a_methods_form_go_into_the_walk_and_the_python_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -690,7 +730,7 @@ def test_a_graph_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "my_studio_app.py").write_text("graph = = 3")
     assert "cannot be loaded (SyntaxError" in studio.answer("overview", {"view": "walk"})["problems"][0]
     (tmp_path / "my_studio_app.py").write_text(APP)
-    with pytest.raises(UserError, match="the input has no 'mesages'"):
+    with pytest.raises(UserError, match="`mesages` is no channel of the input; did you mean messages"):
         studio.answer("act", {"view": "walk", "do": "begin", "branch": "", "expected": "", "input": {"mesages": "x"}})
     for name in ("number", "absent"):
         with pytest.raises(UserError, match=name):

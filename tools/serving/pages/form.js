@@ -34,7 +34,7 @@ function Field({ id, name, schema, root, value, set }) {
   const inside = (key, part, found, write) => html`<${Field} key=${key} id=${`${id}-${key}`} name=${part.title ?? String(key)} schema=${part} root=${root} value=${found} set=${write}/>`;
   const replaced = (i, made) => value.map((old, n) => (n === i ? made : old));
   const isFor = ([, part]) => !part.only_for || part.only_for.includes(value?.type);
-  if (is.properties) return group(Object.entries(is.properties).filter(isFor).map(([key, part]) => inside(key, { ...part, title: key }, value?.[key], (made) => set({ ...value, [key]: made }))));
+  if (is.properties) return group(Object.entries(is.properties).filter(isFor).map(([key, part]) => inside(key, { ...part, title: is.required?.includes(key) ? `${key} (required)` : key }, value?.[key], (made) => set({ ...value, [key]: made }))));
   if (is.prefixItems) return group(is.prefixItems.map((part, i) => inside(i, part, value[i], (made) => set(replaced(i, made)))));
   if (is.type === "array" && is.items && (value ?? []).length < 100) {
     return group(html`${(value ?? []).map((found, i) => html`<div class="item">${inside(i, { ...is.items, title: undefined }, found, (made) => set(replaced(i, made)))}
