@@ -46,7 +46,7 @@ _MANY = r"(?:all|any\w*|each|every\w*|my|our|me|us|them|who\w*|what\w*|that|thos
 _MARK = r"(?:please|kindly|always|never|you\s(?:must|should|have\sto|need\sto)|(?:if|when|whenever|once)\s[^.\n]{3,60},)[\s,]+"
 _LINK = r"(?:\S+@\S|www\.|https?:)"
 _ORDER = re.compile(
-    rf"""(?: ^ | [.!?:;>*-]\s+ | \n\s* ) (?: {_MARK} | (?:first|then|now|also|just|simply|instead)[\s,]+ )*
+    rf"""\b(?:assistant|ai|model|bot|llm) \s (?:must|should|shall|(?:has|have|needs?|is) \s to) \b | (?: ^ | [.!?:;>*-]\s+ | \n\s* ) (?: {_MARK} | (?:first|then|now|also|just|simply|instead)[\s,]+ )*
     (?: {_MARK} (?:{_VERBS}) \s+ (?!{_DONE}) \w                        # please refund mallory
       | (?:{_VERBS}) \s+ (?: {_MANY} | (?:an?|the|this|these|your|him|her|it|no|nothing|some\w*|users?|customers|people|\w+['’]s)\b
           | ["'$] | {_LINK} | (?!{_DONE}) [^.:\n]{{1,40}} \s {_LINK}
@@ -56,6 +56,8 @@ _ORDER = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 """An order: a verb at the beginning of a sentence, and what it is to be done to."""
+_TO_CALL = r"\b(?:call|use|invoke|run|execute)\s+(?:the\s+)?(?:tool\s+|function\s+)?[`'\"]?{0}\b|\b{0}(?:\s*\(|[`'\"]?\s+(?:tool|function)\b)"
+"""An order to call the tool of a name: `call escalate`, `use the escalate tool`, `escalate(...)`."""
 _UNSEEN = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff\U000e0000-\U000e007f]")
 """Characters that nobody sees, and that split words."""
 _FIELD = re.compile(r"\b([A-Za-z_]\w{0,24})[\"']?\s*[=:](?!/)")
@@ -82,6 +84,8 @@ class _Result(NamedTuple):
     """True if it speaks to the agent."""
     is_kept: bool
     """True if its words are kept."""
+    text: str
+    """All that it says."""
     quotes: frozenset[str]
     """The runs of words by which a quotation of it is known; of a kept one none."""
     stems: frozenset[str]
@@ -106,6 +110,8 @@ class Origins:
         """The values in the agent's calls that nobody had said before."""
         self._results = list[_Result]()
         self._calls = dict[str, Any]()
+        self._ordered = dict[str, str]()
+        """Id of a call that followed an order -> the tool that gave it."""
 
     def read(self, message: BaseMessage) -> BaseMessage:
         """The message as it is remembered."""
@@ -118,6 +124,7 @@ class Origins:
             self._calls |= {call["id"] or "": call for call in message.tool_calls}
             calls = [self._call(call) for call in message.tool_calls]
             update = {"content": self._said(str(message.text)), "tool_calls": calls}
+            self._ordered |= {call["id"] or "": call["name"] for call in calls if call["name"].startswith(FROM_TOOL)}
             chosen = [text for call in calls for text in _texts(call["args"]) if FROM_TOOL not in text]
             self._chosen += "".join(f"\n{_plain(text)}" for text in chosen)
             return message.model_copy(update=update)
@@ -127,8 +134,12 @@ class Origins:
         """A call as it is remembered.
 
         Where a tool's result gives orders to the agent, and the call has a value of the order or nothing else explains the call, the
-        tool's name stands in place of the call's.
+        tool's name stands in place of the call's. So it does where the result says to make the call, and no user has named it.
         """
+        if not _has(self._asked, call["name"].casefold()):
+            by = next((one.tool for one in self._results if _says_to_call(one.text, one.orders, call["name"])), "")
+            if by:
+                return {**call, "name": f"{FROM_TOOL}{by}]", "args": {}}
         keys = [_plain(text) for text in _texts(call["args"])]
         words = self._own_words(call["name"])
         told = [self._asked, *(one.told for one in self._results)]
@@ -141,6 +152,8 @@ class Origins:
         return {**call, "args": self._arguments(call["name"], call["args"])}
 
     def _read_result(self, message: ToolMessage) -> ToolMessage:
+        if (by := self._ordered.get(message.tool_call_id)) is not None:
+            return message.model_copy(update={"name": by, "content": _outline("")})
         made, by_person = reviewed_call(self._calls.get(message.tool_call_id, {}), message)
         if (by_person and made is None) or (made or {}).get("name", "").startswith(ANSWERED):
             return message  # a person's words
@@ -154,11 +167,12 @@ class Origins:
             told, orders = (
                 _plain(" ".join(one for one, is_order in sentences.items() if is_order == kind)) for kind in (False, True)
             )
-            instructs = self._instructs(text)
-            is_kept = not (instructs or orders) and self._is_short(text, self._calls.get(message.tool_call_id))
-            plain = "" if is_kept else _plain(text)
+            instructs, plain = self._instructs(text), _plain(text)
+            is_order = instructs or orders or any(_says_to_call(plain, orders, name) for name in self._listed)
+            is_kept = not is_order and self._is_short(text, self._calls.get(message.tool_call_id))
+            said, plain = plain, "" if is_kept else plain
             quotes, stems = frozenset(_runs(_WORD.findall(plain))), _stems(plain)
-            self._results.insert(0, _Result(tool, told, orders, instructs, is_kept, quotes, stems))
+            self._results.insert(0, _Result(tool, told, orders, instructs, is_kept, said, quotes, stems))
             if not is_kept:  # the note that a person edited the call stays
                 update["content"] = str(message.text).removesuffix(text) + _outline(text)
         return message.model_copy(update=update)
@@ -183,9 +197,10 @@ class Origins:
             return {name: self._value(one, words) for name, one in value.items()}
         if isinstance(value, list):
             return [self._value(one, words) for one in value]
-        if not isinstance(value, str):
-            return value
-        return self._origin(value, words) or self._said(value)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            by = next((one.tool for one in self._results if _has(one.orders, str(value))), "")
+            return f"{FROM_TOOL}{by}]" if by and not _has(self._asked, str(value)) else value
+        return self._origin(value, words) or self._said(value) if isinstance(value, str) else value
 
     def _said(self, text: str) -> str:
         """The agent's own words, without what it quotes or retells, and without names and numbers that only a tool has said."""
@@ -232,6 +247,14 @@ class Origins:
 
         found = next(filter(has_said, self._results), None)
         return f"{FROM_TOOL}{found.tool}]" if found else ""
+
+
+def _says_to_call(text: str, orders: str, name: str) -> bool:
+    """True if a text says to call the tool of this name, or has an order with a name that is no word of a language."""
+    name = name.casefold()
+    return ("_" in name and _has(orders, name)) or (
+        name in text and re.search(_TO_CALL.format(re.escape(name)), text) is not None
+    )
 
 
 def _texts(value: Any) -> list[str]:
