@@ -249,7 +249,6 @@ def asks_store(method: Method) -> Method:
         except Exception as error:
             if (failure := machine_error(error)) is None:
                 raise
-            said = f"the store could not be asked ({type(error).__name__}: {failure.strerror or failure})"
-            raise Unavailable(f"{said}; try again once it is there: what is stored twice counts once") from error
+            raise Unavailable(f"the store does not answer ({type(error).__name__}: {failure.strerror or failure})") from error
 
     return cast(Method, ask)

@@ -13,22 +13,22 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 83_270, "tests": 69_040}
+LINES: Mapping[str, int] = {"source": 83_400, "tests": 69_150}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
-    "graphs/agents": 7_301,
+    "graphs/agents": 7_320,
     "graphs/baselines": 1_692,
     "graphs/cli": 2_914,
     "graphs/experiments": 7_690,
     "graphs/presets": 115,
     "graphs/serving": 2_191,
-    "graphs/studio": 2_061,
+    "graphs/studio": 2_150,
     "graphs/wiring": 4_226,
     "memory": 1_470,
     "memory/attempts": 667,
     "memory/claas": 2_802,
-    "memory/conversations": 1_858,
+    "memory/conversations": 1_890,
     "memory/lessons": 1_350,
     "memory/returns": 1_061,
     "memory/search": 1_513,

@@ -40,7 +40,7 @@ from ...memory.conversations.store import (
     finite_reward,
 )
 from ...memory.display import short
-from ...memory.errors import UserError, did_you_mean, plural
+from ...memory.errors import Unavailable, UserError, did_you_mean, plural
 from ...memory.records import Trajectory
 from ...memory.telemetry import memory_names, span
 from ...nodes.arguments import Amount, ArgumentCheck, Range, checks_arguments
@@ -122,6 +122,10 @@ class ScopeMemory(Generic[Index]):
     """Id of a trajectory -> its user."""
     early: int = 0
     """Model calls that came before anything was there to be recalled."""
+    alike: int = 0
+    """Times that something was alike where users share."""
+    guarded: int = 0
+    """Of these, the times that too few users had taught it."""
     open_turns: set[tuple[str, str]] = field(default_factory=set)
     """Thread and turn of those that this process has begun to record, and not ended."""
     withheld: dict[str, set[str]] = field(default_factory=dict)
@@ -288,14 +292,17 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         Raises:
             UserError: the thread, the run or the message is unknown or not given and there are several, the reward is out of range, neither reward
                 nor text is given, or the source is none of `raters`.
+            Unavailable: the store does not answer. Given again later, the rating counts once.
         """
         labels, run = self._labels(scope, self.feedback), None if run_id is None else str(run_id)
         if reward is None and text is None:
             raise UserError("feedback: give a reward, a text, or both; retract(thread_id) deletes a rating")
-        kept = self._memory(labels).conversations
-        thread = kept.find_thread(run, message_id) if thread_id is None else str(thread_id)
-        asked = {"run_id": run, "message_id": message_id}
-        return self._take_rating(labels, thread, reward, text, source, datetime.now(UTC).isoformat(), **asked)
+        kept, asked = self._memory(labels).conversations, {"run_id": run, "message_id": message_id}
+        try:
+            thread = kept.find_thread(run, message_id) if thread_id is None else str(thread_id)
+            return self._take_rating(labels, thread, reward, text, source, datetime.now(UTC).isoformat(), **asked)
+        except Unavailable as away:
+            raise Unavailable(f"feedback was not kept: {away}; give it again, also if it was: it counts once") from away
 
     def _take_rating(
         self, labels: tuple[str, ...], thread: str, reward: float | None, text: str | None, source: str, at: str, **more: Any
@@ -388,7 +395,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             notes += (*unknown_tools(option, names, self.agent.listed),)
         remedy = self.remedy + (", or similarity=, by meaning" if hasattr(self, "similarity") else "")
         about: Any = {"needs": self.needs, "remedy": remedy, "notes": notes, "quarantined": len(kept), "held": sum(kept)}
-        counts = memory.consulted, memory.recalled, memory.unshown, memory.early
+        counts = memory.consulted, memory.recalled, memory.unshown, memory.early, 2 * memory.guarded > memory.alike
         return LearnerStatus(self.method, rated, *counts, nearest=memory.nearest, **about)
 
     def learn(self, **scope: ScopeValue) -> LearnerStatus:
@@ -655,9 +662,11 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         most = len(found) if most is None else most
         if not self.user.names:
             return list(found[:most])
-        users = self._memory(place.scope).users
+        users = (memory := self._memory(place.scope)).users
         whose = [users.get(id_of(one), "") for one in found]
-        return [found[n] for n in within_share(whose, place.user, self.max_user_share, max(most, 2))]
+        shown = [found[n] for n in within_share(whose, place.user, self.max_user_share, max(most, 2))]
+        memory.alike, memory.guarded = memory.alike + bool(found), memory.guarded + bool(found and not shown)
+        return shown
 
     def reach(self, k: int) -> int:
         """The number to recall where `k` are wanted: more, where some may be left out."""

@@ -27,6 +27,8 @@ class LearnerStatus:
     """The ones for which `max_added_tokens` had no room for any of it."""
     early: int = 0
     """Model calls that came before anything was there to be recalled."""
+    guarded: bool = False
+    """True if what was alike had mostly been taught by too few users (`user=`)."""
     needs: str = ""
     """What a conversation takes to be recalled beside feedback of any kind."""
     remedy: str = "states are hardly ever alike; give a state_key that names the kind of case"
@@ -85,6 +87,8 @@ class LearnerStatus:
             found.append(
                 f"the critic has kept no lesson of what it studied, {self.studied} in all, so that there is nothing to recall"
             )
+        elif self.guarded:
+            found.append("what was alike had mostly been taught by so few users that only they are shown it (user=)")
         elif is_written and self.rated and self.consulted >= FEW and not self.nearest and not self.share:
             why = f"is recalled: that takes {self.needs}" if self.needs else f"was alike: {self.remedy}"
             early = f"all {plural(self.consulted, 'model call')} came before there was anything to recall"

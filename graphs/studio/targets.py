@@ -216,7 +216,7 @@ def graph_target(options: StudioOptions) -> Studio:
 
 
 def _first_task(graph: Any, options: StudioOptions) -> dict[str, Any] | None:
-    """What the form of a graph begins with that plays episodes: a task of the world; None for other graphs."""
+    """An input with a task of the world, for a graph that plays episodes; None for other graphs."""
     if channel_types(graph.builder).get("task") is not Task or "task" not in graph.builder.schemas[graph.builder.input_schema]:
         return None
     from ...tools.environments.catalogue import open_environment

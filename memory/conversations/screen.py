@@ -188,7 +188,13 @@ class Screen:
 
     def state_key(self, key: StateKey) -> StateKey:
         """The same state key, of what may be learned from: states are compared as they are kept."""
-        return lambda read: str(key(self.learnable(read)))
+
+        def state(read: Sequence[BaseMessage]) -> str:
+            if (found := key(self.learnable(read))) is None:
+                raise UserError("state_key returned None, and returns the text of a state: does it lack a `return`?")
+            return str(found)
+
+        return state
 
     def _block(self, block: Any) -> Any:
         if isinstance(block, str):

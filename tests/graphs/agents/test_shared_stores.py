@@ -282,13 +282,32 @@ def test_a_store_that_is_away_is_a_sentence_and_a_thumb_given_again_is_kept() ->
     store.is_away = True
     answered = agent.invoke({"messages": "My order is late."}, {"configurable": {"thread_id": "t2"}})
     assert answered["messages"][-1].text, "the user has an answer"
-    given: list[Callable[[], Any]] = [lambda: learner.feedback("t1", reward=1), learner.status, learner.learn, learner.scopes]
-    given += [lambda: learner.forget(["t1"]), lambda: list(learner.export()), lambda: learner.explain("t1"), learner.lift]
+    given: list[Callable[[], Any]] = [learner.status, learner.learn, learner.scopes, learner.lift]
+    given += [lambda: learner.forget(["t1"]), lambda: list(learner.export()), lambda: learner.explain("t1")]
     for ask in given:
-        with pytest.raises(
-            Unavailable, match=r"the store could not be asked \(ConnectionError: connection refused\); try again"
-        ):
+        with pytest.raises(Unavailable, match=r"the store does not answer \(ConnectionError: connection refused\)"):
             ask()
+    with pytest.raises(
+        Unavailable, match=r"feedback was not kept: the store does not answer .*; give it again, .* counts once"
+    ):
+        learner.feedback("t1", reward=1)
     store.is_away = False
     assert learner.feedback("t1", reward=1).reward == learner.feedback("t1", reward=1).reward == 1
     assert learner.status().rated == 1
+
+
+def test_status_says_where_users_are_too_few_and_a_state_key_without_a_return_is_refused() -> None:
+    learner = SynapseMiddleware(InMemoryStore(), user="user_id")
+    agent = create_agent(desk.GuessingClerk(), [desk.lookup_order, desk.resolve], middleware=[learner])
+    for number in range(24):
+        of: Any = {"configurable": {"thread_id": f"t{number}", "user_id": "ann" if number < 2 else f"u{number}"}}
+        agent.invoke({"messages": "My order is late."}, of)
+        if number < 2:
+            learner.feedback(f"t{number}", reward=1)
+    said = "what was alike had mostly been taught by so few users that only they are shown it (user=)"
+    assert learner.status().problems == (said,)
+    lacking: Any = lambda messages: None  # noqa: E731
+    learner = SynapseMiddleware(InMemoryStore(), state_key=lacking)
+    agent = create_agent(desk.GuessingClerk(), [desk.lookup_order, desk.resolve], middleware=[learner])
+    agent.invoke({"messages": "My order is late."}, {"configurable": {"thread_id": "t1"}})
+    assert "state_key returned None, and returns the text of a state: does it lack a `return`?" in str(learner.status())
