@@ -56,7 +56,7 @@ class OpenAIServer:
         outer = self
 
         class Answer(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
+            protocol_version, wbufsize = "HTTP/1.1", -1  # head and body at once: apart, the body waits for 40 ms
 
             def do_POST(self) -> None:
                 request = json.loads(self.rfile.read(int(self.headers["content-length"])))
