@@ -382,6 +382,18 @@ async def test_a_node_goes_behind_what_is_chosen_or_before_the_end_and_undo_brin
             await until(opened, f"{text} === {first + 'END; '!r}")  # it is taken out, and what led to it leads on
             await press(opened, "z", ctrl=True)
             await until(opened, f"{text} === {last!r} && {behind('ZeroJudge')}")
+            await opened.run("document.querySelector('.palette input').focus()")
+            box = "document.querySelector('.editor [data-box=ZeroJudge]')"
+            for kind in ("Pointer", "Mouse"):  # a press takes the focus from the search: the keys are for the box
+                name = "pointerdown" if kind == "Pointer" else "click"
+                await opened.run(f"{box}.dispatchEvent(new {kind}Event('{name}', {{bubbles: true, clientX: 1, clientY: 1}}))")
+            await until(opened, f"document.activeElement === {box}")
+            await press(opened, "ArrowLeft")
+            await until(opened, behind("Act"))
+            await press(opened, "ArrowRight", "Backspace")
+            await until(opened, f"{text} === {first + 'END; '!r}")
+            await press(opened, "z", ctrl=True)
+            await until(opened, f"{text} === {last!r}")
             await choose("data-box=Act")  # two arrows leave it
             await until(opened, behind("Act"))
             await put("Push")

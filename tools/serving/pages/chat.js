@@ -12,7 +12,7 @@ export function Chat({ state, live, act, can, busy }) {
   useEffect(() => { list.current.scrollTop = list.current.scrollHeight; }, [said.length, live]);
   const send = (event) => {
     event.preventDefault();
-    if (text.trim() && can) act("say", { text }).then(() => setText(""));
+    if (text.trim() && can) act("say", { text }).then((isSaid) => isSaid && setText(""));
   };
   return html`<div class="card chat"><h3>Chat</h3><div class="talk" ref=${list} tabindex="0" role="log" aria-label="conversation">${said.map((item, i) => html`<${Said} key=${i} item=${item}/>`)}
       ${live.filter((one) => one.words).map((one) => html`<div class="said ai live"><b>${one.node}</b><span>${one.words}</span></div>`)}</div>

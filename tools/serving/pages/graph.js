@@ -67,7 +67,9 @@ export function GraphPicture({ graph, lit = [], passes = null, pick = null, stal
   const counts = new Map((passes ?? []).map(([source, target, count]) => [`${source}\n${target}`, count]));
   const [drag, setDrag] = useState(null), image = useRef(null);
   const place = (event) => new DOMPoint(event.clientX, event.clientY).matrixTransform(image.current.getScreenCTM().inverse());
-  const grab = (name) => (edit ? (event) => { const { x, y } = place(event); event.preventDefault(); setDrag({ name, x, y, toX: x, toY: y }); } : null);
+  // A press takes the focus from fields of the page: the keys that follow are for what was pressed.
+  const focus = (event) => { event.preventDefault(); (event.currentTarget.closest(".box") ?? pane.current).focus({ preventScroll: true }); };
+  const grab = (name) => (edit ? (event) => { const { x, y } = place(event); focus(event); setDrag({ name, x, y, toX: x, toY: y }); } : null);
   function drop(event) {
     const to = document.elementsFromPoint(event.clientX, event.clientY).map((one) => one.closest?.("[data-box], [data-edge]")).find(Boolean)?.dataset;
     if (to?.box && to.box !== drag.name) edit.arrow(drag.name, to.box);
@@ -85,6 +87,7 @@ export function GraphPicture({ graph, lit = [], passes = null, pick = null, stal
       const next = (i + move + order.length) % order.length;
       setAt(next);
       boxes.current[next]?.focus();
+      if (edit) pick(order[next].node.name);
     }
     if (pick && (event.key === "Enter" || event.key === " ")) {
       event.preventDefault();
@@ -95,7 +98,7 @@ export function GraphPicture({ graph, lit = [], passes = null, pick = null, stal
     const count = counts.get(`${edge.source}\n${edge.target}`) ?? 0;
     const seen = count > 0, text = [edge.label, seen ? `${count}×` : ""].filter(Boolean).join(" ");
     const width = widthOf(text, SMALL) + 8;
-    return html`<g key=${i} class=${`arrow${seen ? " seen" : ""}${edit?.chosen(edge) ? " lit" : ""}`} data-edge=${i} data-from=${edge.source} data-to=${edge.target} onClick=${() => edit?.choose(edge)} onDblClick=${() => edit?.cut(edge)}>
+    return html`<g key=${i} class=${`arrow${seen ? " seen" : ""}${edit?.chosen(edge) ? " lit" : ""}`} data-edge=${i} data-from=${edge.source} data-to=${edge.target} onPointerDown=${edit && focus} onClick=${() => edit?.choose(edge)} onDblClick=${() => edit?.cut(edge)}>
       ${edit && html`<path class="hold" d=${curve(points)}/>`}
       <title>${`${edge.source} to ${edge.target}${edge.label ? `, ${edge.label}` : ""}${passes ? `: passed ${count} times` : ""}`}</title>
       <path d=${curve(points)} marker-end=${`url(#${id}${seen ? "s" : ""})`} stroke-dasharray=${edge.dotted ? "4 3" : null}
@@ -120,7 +123,7 @@ export function GraphPicture({ graph, lit = [], passes = null, pick = null, stal
   });
   const marker = (name, seen) => html`<marker id=${name} viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8"
     markerUnits="userSpaceOnUse" orient="auto"><path class=${`head${seen ? " seen" : ""}`} d="M0 0.500L8 4L0 7.500z"/></marker>`;
-  return html`<div ref=${pane} class=${`picture${stale ? " stale" : ""}`}><svg ref=${image} ...${moving ?? {}} viewBox=${`0 0 ${placed.width} ${placed.height}`} role="group"
+  return html`<div ref=${pane} tabindex="-1" class=${`picture${stale ? " stale" : ""}`}><svg ref=${image} ...${moving ?? {}} viewBox=${`0 0 ${placed.width} ${placed.height}`} role="group"
     aria-label="the graph" style=${{ width: `${placed.width}px` }}>
     <defs>${marker(id, false)}${marker(`${id}s`, true)}</defs>${arrows}${drawn}
     ${drag && html`<path class="pull" d=${`M${drag.x} ${drag.y}L${drag.toX} ${drag.toY}`}/>`}</svg></div>`;

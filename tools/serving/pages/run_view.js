@@ -161,12 +161,14 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
     ask("moment", { view, branch, number: at }).then((found) => { if (mine === turn.current) setMoment(found); }, (error) => mine === turn.current && missed(error));
   }, [view, branch, at, overview?.version]);
 
+  /** True if something was done; also if it was stopped, or failed, after the walk had moved on to another branch. */
   const act = useCallback(async (name, more = {}, asSaved = false) => {
     const now = seen.current;
-    if (now.busy) return;
+    let isDone = true;
+    if (now.busy) return false;
     setHeld(null);
-    if (name === "begin" && now.overview.form && more.input === undefined) { setAsking({ form: now.overview.form }); return; }
-    if ((name === "begin" || (name === "say" && !now.branch)) && unsaved?.current && !asSaved) { setHeld(() => () => act(name, more, true)); return; }
+    if (name === "begin" && now.overview.form && more.input === undefined) { setAsking({ form: now.overview.form }); return false; }
+    if ((name === "begin" || (name === "say" && !now.branch)) && unsaved?.current && !asSaved) { setHeld(() => () => act(name, more, true)); return false; }
     setBusy(true);
     setProblem(null);
     try {
@@ -175,11 +177,17 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
       setAsking(null);
     } catch (error) {
       report(error);
-      try { take(await ask("overview", { view }), "end"); } catch { /* told already */ }
+      isDone = false;
+      try {
+        const found = await ask("overview", { view });
+        isDone = found.current !== now.branch;
+        take(found, "jump");
+      } catch { /* told already */ }
     }
     setBusy(false);
     // A button that is disabled meanwhile loses the focus, and with it its keys would go to the notebook, where `d d` deletes the cell.
     if (shortcuts === "inside") root.current?.focus({ preventScroll: true });
+    return isDone;
   }, [view]);
 
   useEffect(() => {  // while a walk runs; a notebook's kernel answers only afterwards
