@@ -470,7 +470,7 @@ def _one_server(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
     """A directory stands for the server: the namespaces are what differs."""
     directory = ChromaStore.open
 
-    def server(where: str, index: Any = None) -> Any:
+    def server(where: str, index: Any = None, patience: float = 0.0) -> Any:
         return directory(here / "server" if where == "http://127.0.0.1:8000" else where, index=index)
 
     monkeypatch.setattr(ChromaStore, "open", server)
