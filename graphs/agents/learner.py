@@ -37,7 +37,13 @@ from langgraph.config import get_config
 from langgraph.store.base import BaseStore
 from langgraph.types import Command
 
-from ...memory.conversations.messages import first_new_message, goal_and_last_turn, last_user_message
+from ...memory.conversations.messages import (
+    count_turns_before,
+    first_new_message,
+    goal_and_last_turn,
+    last_user_message,
+    users_messages,
+)
 from ...memory.conversations.reviews import review_rating
 from ...memory.conversations.store import MOST_OPEN, Turn
 from ...memory.errors import UserError, plural
@@ -290,6 +296,8 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
                 self._rebuild_indexes()
             if (memory := self._opened(place.scope, place.thread, goes_on=place.step > 0)) is None:
                 return None
+            said = self.agent.own_messages(request.state["messages"])
+            place = replace(place, number=count_turns_before(said, memory.conversations.turns_at_hand(place.thread)))
             drawn: Any = request.state.get("trials") or {}
             key, known = f"{self.method}/{place.thread}", drawn.get(self.method)
             trial = self.plan.draw(key, memory.ledger, known, is_guided=self.mode == "guide")
@@ -468,7 +476,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         thread = get_config().get("configurable", {}).get("thread_id") or (humans[0].id if humans else None) or "no thread"
         task = self._task(messages) if self._task is not None else DOMAIN
         check_value("the value of task=", task, str)
-        goal = trim_middle(str(humans[0].text), MOST_GOAL_CHARS) if humans else ""
+        goal = trim_middle(str(users_messages(humans)[0].text), MOST_GOAL_CHARS) if users_messages(humans) else ""
         calls = sum(isinstance(m, AIMessage) for m in messages[last_user_message(messages) :])
         users = self.user.of_run(runtime, get_config().get("configurable", {}))
         user = "".join(one for one in users if "=" in one)  # `user_id=ann`; `user_id` where it may be missing, and is

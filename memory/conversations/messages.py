@@ -94,9 +94,33 @@ def last_turn(read: Sequence[BaseMessage]) -> str:
     return "\n".join([*asked, *(f"{name}: {result}" for name, result in results.items())])
 
 
+def users_messages(read: Sequence[BaseMessage]) -> list[HumanMessage]:
+    """The user's messages: not what a model has summarized of them (LangChain's SummarizationMiddleware)."""
+    return [m for m in read if isinstance(m, HumanMessage) and m.additional_kwargs.get("lc_source") != "summarization"]
+
+
+def count_turns_before(messages: Sequence[BaseMessage], recorded: Sequence[str]) -> int:
+    """The number of a thread's turns before the one that answers the user's last message.
+
+    A summary takes the place of messages, and leaves the turns that were recorded; but of those that follow the last one that is among
+    the messages, nothing has happened yet where somebody has gone back in time.
+
+    Args:
+        messages: what the agent has of the thread.
+        recorded: ids of all recorded turns, oldest first, each that of its user's message.
+    """
+    humans = [m for m in messages if isinstance(m, HumanMessage)]
+    earlier = {m.id for m in humans[:-1]}
+    if known := [place for place, id in enumerate(recorded) if id in earlier]:
+        return known[-1] + 1
+    if len(users_messages(humans)) < len(humans):
+        return sum(id != humans[-1].id for id in recorded)
+    return len(earlier)
+
+
 def goal_and_last_turn(read: Sequence[BaseMessage]) -> str:
     """The user's first message, and `last_turn` if it says something else."""
-    goal = next((_text(m) for m in read if isinstance(m, HumanMessage)), "")
+    goal = next(map(_text, users_messages(read)), "")
     last = last_turn(read)
     return last if last.startswith(goal) else f"{goal}\n{last}"
 

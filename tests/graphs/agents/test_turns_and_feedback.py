@@ -12,7 +12,7 @@ from uuid import uuid4
 import help_desk as desk
 import pytest
 from langchain.agents import create_agent
-from langchain.agents.middleware import HumanInTheLoopMiddleware, ModelCallLimitMiddleware
+from langchain.agents.middleware import HumanInTheLoopMiddleware, ModelCallLimitMiddleware, SummarizationMiddleware
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langgraph.checkpoint.memory import InMemorySaver
@@ -23,9 +23,12 @@ from langgraph.types import Send
 from learning_agents import METHODS, config, make
 
 from learngraph.graphs.agents.icrl import ICRLMiddleware
+from learngraph.graphs.agents.jitrl import JitRLMiddleware
 from learngraph.graphs.agents.learner import LearningState
 from learngraph.graphs.agents.scopes import ScopeMemory
 from learngraph.graphs.agents.status import LearnerStatus
+from learngraph.graphs.agents.synapse import SynapseMiddleware
+from learngraph.memory.conversations.messages import count_turns_before
 from learngraph.memory.conversations.store import ConversationStore
 from learngraph.memory.errors import UserError
 
@@ -311,3 +314,31 @@ def test_each_rated_turn_is_about_what_was_asked_then_and_a_thread_may_be_a_numb
     assert learner.quarantine_reasons(tenant="acme") == {"5": "hm"}
     learner.release(5, tenant="acme")
     assert learner.forget([5], tenant="acme") == 1
+
+
+@pytest.mark.parametrize("is_summarized", [False, True])
+@pytest.mark.parametrize("method", ["jitrl", "synapse"])
+def test_a_thread_recalls_its_own_turns_also_after_a_summary(method: str, is_summarized: bool) -> None:
+    model = desk.GuessingClerk()
+    options: dict[str, Any] = {"decide": ["resolve"]} if method == "jitrl" else {}
+    learner: Any = {"jitrl": JitRLMiddleware, "synapse": SynapseMiddleware}[method](InMemoryStore(), **options)
+    summary = SummarizationMiddleware(model=desk.GuessingClerk(), trigger=("messages", 14), keep=("messages", 8))
+    middleware = [summary, learner] if is_summarized else [learner]
+    agent = create_agent(model, [desk.lookup_order, desk.resolve], middleware=middleware, checkpointer=InMemorySaver())
+    run: Any = {"configurable": {"thread_id": "long"}}
+    for _ in range(6):
+        agent.invoke({"messages": desk.ticket(0)[0]}, run)
+        learner.feedback("long", reward=1)
+    turns = learner.conversation("long").turns
+    recalled = [{id for entry in one.advice for id in entry["recalled"]} for one in turns]
+    assert [f"long/{number}" in found for number, found in enumerate(recalled[1:])] == [True] * 5
+    assert not any("summary of the conversation" in step.state for one in turns for step in one.steps)
+
+
+def test_turns_before_are_told_from_ids_and_those_ahead_of_someone_who_went_back_do_not_count() -> None:
+    first, second, now = (HumanMessage(id, id=id) for id in ("a", "b", "now"))
+    summary = HumanMessage("So far: ...", id="s", additional_kwargs={"lc_source": "summarization"})
+    assert count_turns_before([first, second, now], []) == 2
+    assert count_turns_before([first, now], ["a", "b", "c"]) == 1
+    assert count_turns_before([summary, second, now], ["a", "b"]) == 2
+    assert count_turns_before([summary, now], ["a", "b", "c", "now"]) == 3
