@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 83_400, "tests": 69_150}
+LINES: Mapping[str, int] = {"source": 83_440, "tests": 69_200}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -28,7 +28,7 @@ ROOMS: Mapping[str, int] = {
     "memory": 1_470,
     "memory/attempts": 667,
     "memory/claas": 2_802,
-    "memory/conversations": 1_890,
+    "memory/conversations": 1_915,
     "memory/lessons": 1_350,
     "memory/returns": 1_061,
     "memory/search": 1_513,

@@ -144,16 +144,20 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
         if route_precedents(state) == "precedents":  # type: ignore[arg-type]
             pause = self._pauses.get(place.scope, BackOff())
             if left := pause.seconds_left:
-                failure = f"it has failed before, and is left alone for {left:.0f} s"
+                failure = f"the strategist has failed before, and is left alone for {left:.0f} s"
             else:
                 try:
                     found = yield PendingCall(runnable=nodes["synthesize"], input=dict(state))
                 except Exception as error:
-                    failure = str(error) or type(error).__name__
+                    failure = f"the strategist cannot be asked: {str(error) or type(error).__name__}"
+                else:
+                    usage, state, written = found["usage"], {**state, **found}, found["strategy"] is not None
+                    replies = f"{usage.unreadable} replies of the strategist cannot be read"
+                    failure = replies if usage.malformed and not written else ""
+                if failure:
                     self._pause_strategist(place.scope, pause, failure)
                 else:
                     self._pauses.pop(place.scope, None)
-                    usage, state, written = found["usage"], {**state, **found}, found["strategy"] is not None
         if draft is not None and draft.is_whole and not written:
             return Advice(draft.response, _entry(state, usage, drafted=True, failure=failure))
         if draft is not None:
@@ -169,7 +173,7 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
     def _pause_strategist(self, scope: tuple[str, ...], pause: BackOff, failure: str) -> None:
         pause.note_failure()
         self._pauses[scope] = pause
-        said = "%s: no strategy was written for %s, since the strategist cannot be asked: %s"
+        said = "%s: no strategy was written for %s: %s"
         LOG.warning(said, self.method, "/".join(scope), failure)
 
     def _recollect(self, nodes: Mapping[str, Any], state: Mapping[str, Any], place: Place) -> dict[str, Any]:
@@ -302,8 +306,8 @@ def _entry(state: Mapping[str, Any], usage: Usage, *, drafted: bool = False, fai
         "usage": {name: getattr(usage, name) for name in ("calls", "input_tokens", "output_tokens", "unreadable")},
         "said": _words(state, usage, drafted, failure),
     }
-    if failure or (usage.malformed and strategy is None):
-        entry["unwritten"] = failure or "the strategist's replies could not be read"
+    if failure:
+        entry["unwritten"] = failure
     if nearest is not None and not precedents:
         entry["nearest"] = round(nearest, 4)
     return entry
@@ -325,9 +329,7 @@ def _words(state: Mapping[str, Any], usage: Usage, drafted: bool, failure: str) 
     elif state["reasons"]:
         said.append("asked memory: " + "; ".join(REASONS[reason] for reason in state["reasons"]))
     if failure:
-        said.append(f"no strategy was written, since the strategist cannot be asked: {failure}")
-    elif usage.malformed:
-        said.append(f"no strategy was written: {usage.unreadable} replies of the strategist cannot be read")
+        said.append(f"no strategy was written: {failure}")
     elif state["precedents"] and strategy is None and state.get("synthesis"):
         said.append("the strategist found the precedents of no use")
     elif state["precedents"] and strategy is None and are_declined(state):  # type: ignore[arg-type]

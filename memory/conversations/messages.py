@@ -102,8 +102,8 @@ def users_messages(read: Sequence[BaseMessage]) -> list[HumanMessage]:
 def count_turns_before(messages: Sequence[BaseMessage], recorded: Sequence[str]) -> int:
     """The number of a thread's turns before the one that answers the user's last message.
 
-    A summary takes the place of messages, and leaves the turns that were recorded; but of those that follow the last one that is among
-    the messages, nothing has happened yet where somebody has gone back in time.
+    A summary takes the place of messages; recorded turns stay. Where somebody has gone back in time, recorded turns behind the last
+    message have not happened yet.
 
     Args:
         messages: what the agent has of the thread.

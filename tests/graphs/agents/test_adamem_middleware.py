@@ -161,6 +161,8 @@ def test_replies_that_cannot_be_read_leave_the_agent_without_advice_and_it_says_
     assert (first["strategy"], first["usage"]["unreadable"], first["usage"]["calls"]) == (None, 3, 3)
     assert "no strategy was written: 3 replies of the strategist cannot be read" in learner.explain("t4", tenant="acme")
     assert any("no usable reply in 3 tries: adamem/chat_strategy" in said for said in caplog.messages)
+    play(agent, learner, range(8, 13, 4))
+    assert "is left alone for" in learner.explain("t12", tenant="acme"), "it was asked twice, and in vain"
 
 
 @pytest.mark.parametrize("awaited", [False, True])
@@ -178,10 +180,10 @@ def test_a_strategist_that_is_down_stops_no_agent(awaited: bool, caplog: pytest.
         play(agent, learner, range(8, 9), awaited=awaited)
     assert set(model.seen) == {PLAIN}
     assert "the strategist cannot be asked: no strategist" in learner.explain("t4", tenant="acme")
-    said = "the strategist cannot be asked: it has failed before, and is left alone for "
+    said = "no strategy was written: the strategist has failed before, and is left alone for "
     assert said in learner.explain("t8", tenant="acme")
     assert len(asked) == 2, "it is left alone after two failures in a row"
-    words = "adamem: no strategy was written for agents/agent/tenant=acme, since the strategist cannot be asked: no strategist"
+    words = "adamem: no strategy was written for agents/agent/tenant=acme: the strategist cannot be asked: no strategist"
     assert caplog.messages == [words] * 2
     learner._pauses.clear()
     play(agent, learner, range(12, 13), awaited=awaited)
