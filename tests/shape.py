@@ -28,7 +28,7 @@ ROOMS: Mapping[str, int] = {
     "memory": 1_470,
     "memory/attempts": 667,
     "memory/claas": 2_802,
-    "memory/conversations": 1_915,
+    "memory/conversations": 1_925,
     "memory/lessons": 1_350,
     "memory/returns": 1_061,
     "memory/search": 1_513,

@@ -830,7 +830,8 @@ def rate_agents(
 ) -> dict[str, Rating]:
     """Rate all agents that took part in a thread since the feedback before this: a supervisor and its sub-agents, say.
 
-    A second call, of a comment after a thumb, is about the same agents, unless one of them has done something meanwhile.
+    A second call, of a comment after a thumb, is about the same agents, unless one of them has done something meanwhile. A reward that
+    an agent was given by itself stays, where none of the whole was given before.
 
     Args:
         learners: of the agents. Each is told its own values of the scope.
@@ -861,10 +862,14 @@ def rate_agents(
     if not rows:
         names = ", ".join(one.agent.name for one in learners) or "(none)"
         raise UserError(f"rate_agents: thread {str(thread_id)!r} is recorded of none of the agents {names} in this scope")
-    last = max((rating.at for *_, ratings in rows for rating in ratings), default="")
-    waiting = [row for row in rows if row[2].turns[-1].id not in {rating.turn for rating in row[3] if rating.at}]
-    again = [row for row in rows if any(rating.at == last for rating in row[3])]
+    last = max((rating.whole for *_, ratings in rows for rating in ratings), default="")
+    waiting = [row for row in rows if row[2].turns[-1].id not in {rating.turn for rating in row[3] if rating.whole}]
+    again = [row for row in rows if last and any(rating.whole == last for rating in row[3])]
+    if reward is not None:
+        own = [any(one.turn == row[2].turns[-1].id and one.at and one.reward is not None for one in row[3]) for row in waiting]
+        waiting = [row for row, has_own in zip(waiting, own, strict=True) if not has_own] or ([] if again else waiting)
     at = datetime.now(UTC).isoformat()
     return {
-        one.agent.name: one._take_rating(labels, talk.id, reward, text, source, at) for one, labels, talk, _ in waiting or again
+        one.agent.name: one._take_rating(labels, talk.id, reward, text, source, at, of_whole=True)
+        for one, labels, talk, _ in waiting or again
     }

@@ -123,6 +123,8 @@ class Rating:
     """True: it is about that turn alone, not about what came before it."""
     at: str = ""
     """Time of the app's last feedback, UTC, in ISO 8601; empty: a source of rewards or a review has rated it, or an import."""
+    whole: str = ""
+    """The same of the last one that rated several agents as one (`rate_agents`); empty: none has."""
 
     @property
     def words(self) -> str:
@@ -139,6 +141,7 @@ class RatingOptions(TypedDict, total=False):
     message_id: str | None
     source: str
     at: str
+    of_whole: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -467,6 +470,7 @@ class ConversationStore:
         message_id: str | None = None,
         source: str = "user",
         at: str = "",
+        of_whole: bool = False,
     ) -> Rating:
         """Keep the feedback on a thread, and the trajectories that follow from it.
 
@@ -480,6 +484,7 @@ class ConversationStore:
             run_id: id of the agent's run that ended that turn.
             message_id: id of one of the agent's messages in the turn, which alone is rated.
             at: time of the app's feedback, UTC, in ISO 8601; empty: it is none of the app's.
+            of_whole: True: it rates several agents as one.
 
         Raises:
             UserError: the conversation or the turn is unknown, the reward is no finite number, or the rating would be empty.
@@ -501,6 +506,7 @@ class ConversationStore:
             own = words.pop(source, "") if text is None else clean_text(text)
             others = {name: said for name, said in words.items() if said and name != source}
             rating = replace(known, text=own, source=clean_text(source), others=others, at=at or known.at)
+            rating = replace(rating, whole=at) if of_whole else rating
             rating = rating if reward is None else replace(rating, reward=reward)
             if rating.reward is None and not rating.words:
                 raise UserError("feedback: give a reward, a text, or both; retract(thread_id) deletes a rating")

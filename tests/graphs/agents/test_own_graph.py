@@ -262,7 +262,9 @@ def test_one_call_rates_the_agents_that_took_part_since_the_feedback_before() ->
         calls: Any = [{"name": "ask_agent", "args": {"agent": one}, "id": f"c-{one}"} for one in agents]
         return AIMessage("", tool_calls=calls)
 
-    model = scripted(ask("billing", "shipping"), AIMessage("Done."), ask("shipping"), AIMessage("Done."))
+    model = scripted(
+        ask("billing", "shipping"), AIMessage("Done."), ask("shipping"), AIMessage("Done."), ask("billing"), AIMessage("Done.")
+    )
     graph = create_agent(model, [ask_agent], middleware=[team[0]], checkpointer=InMemorySaver())
 
     def rate(**said: Any) -> list[str]:
@@ -276,6 +278,17 @@ def test_one_call_rates_the_agents_that_took_part_since_the_feedback_before() ->
     assert [rate(reward=0.0), rate(text="Late.")] == [["supervisor", "shipping"]] * 2
     (rating,) = team[1]._conversations({"tenant": "acme"}).ratings("a")
     assert (rating.reward, rating.text) == (1.0, "Thanks.")
+    graph.invoke({"messages": "Once more."}, config("b"))
+
+    def rate_next(**said: Any) -> list[str]:
+        return list(rate_agents(team, "b", tenant="acme", **said))
+
+    team[1].feedback("b", text="A typo in the bill.", tenant="acme")
+    assert rate_next(reward=0.0) == ["supervisor", "billing"], "what was said of one alone leaves the whole's reward to all"
+    team[1].feedback("b", reward=1.0, tenant="acme")
+    assert rate_next(text="Slow.") == ["supervisor", "billing"], "also after one was rated by itself"
+    (rating,) = team[1]._conversations({"tenant": "acme"}).ratings("b")
+    assert (rating.reward, rating.text) == (1.0, "Slow.")
     with pytest.raises(UserError, match="no learner has 'tenent' in its scope; did you mean tenant"):
         rate_agents(team, "a", reward=1.0, tenent="acme")
     with pytest.raises(UserError, match="rate_agents: learners is a sequence"):
