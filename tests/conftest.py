@@ -23,6 +23,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("LANGGRAPH_STRICT_MSGPACK", "true")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")  # games end before what the second compiler costs has paid
 
 # A busy machine is no reason to fail; the same examples each time, so that a failure can be repeated.
 settings.register_profile("steady", deadline=None, derandomize=True, max_examples=40)

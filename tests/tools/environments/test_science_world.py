@@ -3,6 +3,7 @@
 import random
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -46,6 +47,27 @@ def listing() -> Iterator[ScienceWorld]:
     env = ScienceWorld("find-non-living-thing", live=1)
     yield env
     env.close()
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[tuple[list[Java], list[Java]]]:
+    """The machine of one world of a test, and that of a second one; the next test goes on with both."""
+    pair = list[Java](), list[Java]()
+    yield pair
+    for java in (*pair[0], *pair[1]):
+        java.end()
+
+
+@contextmanager
+def lent(
+    machines: list[Java], task: str, settings: dict[str, str] | None = None, horizon: int | None = None
+) -> Iterator[ScienceWorld]:
+    """A world in these machines, which stay."""
+    env = ScienceWorld(task, settings, horizon=horizon, live=1)
+    env._machines.machines = machines[:]
+    yield env
+    env._live.close()
+    machines[:] = env._machines.machines
 
 
 def rewards(env: ScienceWorld, task: Task, actions: list[str]) -> list[float]:
@@ -288,26 +310,18 @@ def test_a_broken_simulator_is_no_penalty(find: ScienceWorld) -> None:
 
 @pytest.mark.slow
 @needs_game
-def test_within_a_short_horizon_only_the_walkthroughs_points_are_known(find: ScienceWorld) -> None:
+def test_within_a_short_horizon_only_the_walkthroughs_points_are_known(
+    find: ScienceWorld, machines: tuple[list[Java], list[Java]]
+) -> None:
     whole = find.gold(find.task(0, "train"))
-    short = ScienceWorld(horizon=len(whole) - 1)
-    task = short.task(0, "train")
-    assert short.gold(task) == whole[:-1]
-    assert short.optimum(task) == sum(rewards(find, task, list(whole[:-1]))) < 100
-    assert not short.knows_optimum(task)
-    short.close()
+    with lent(machines[0], "find-non-living-thing", horizon=len(whole) - 1) as short:
+        task = short.task(0, "train")
+        assert short.gold(task) == whole[:-1]
+        assert short.optimum(task) == sum(rewards(find, task, list(whole[:-1]))) < 100
+        assert not short.knows_optimum(task)
 
 
 # Longer: all tasks.
-
-
-@pytest.fixture(scope="module")
-def machines() -> Iterator[tuple[list[Java], list[Java]]]:
-    """For two environments of each task: the machine of the first ones, and that of the second ones."""
-    pair = list[Java](), list[Java]()
-    yield pair
-    for java in (*pair[0], *pair[1]):
-        java.end()
 
 
 @needs_game
@@ -318,28 +332,24 @@ def test_the_solution_of_every_task_scores_a_hundred(
     task: str, machines: tuple[list[Java], list[Java]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And a second machine, which had another world before, shows the same in all its steps."""
-    env, again = (ScienceWorld(task, {"actions": "none"}, horizon=250, live=1) for _ in range(2))
-    env._machines.machines, again._machines.machines = machines[0][:], machines[1][:]
-    first = env.task(0, "train")
-    seen, observe = list[Observation](), env._live.observe
+    free = {"actions": "none"}
+    with lent(machines[0], task, free, 250) as env, lent(machines[1], task, free, 250) as again:
+        first = env.task(0, "train")
+        seen, observe = list[Observation](), env._live.observe
 
-    def noted(task: Task, actions: Sequence[str]) -> Observation:
-        seen.append(observe(task, actions))
-        return seen[-1]
+        def noted(task: Task, actions: Sequence[str]) -> Observation:
+            seen.append(observe(task, actions))
+            return seen[-1]
 
-    monkeypatch.setattr(env._live, "observe", noted)
-    path = env.gold(first)
-    if len(seen) == len(path):  # done with the last action
-        noted(first, path)
-    assert sum(o.reward or 0 for o in seen) == 100
-    assert seen[-1].over
-    again.observe(again.task(0, "test"), ["wait"])
-    again._live.close()
-    assert [again.observe(first, path[:n]) for n in range(len(path) + 1)] == seen
-    for kept, used in zip(machines, (env, again), strict=True):
-        used._live.close()
-        kept[:] = used._machines.machines
-        assert len(kept) == 1
+        monkeypatch.setattr(env._live, "observe", noted)
+        path = env.gold(first)
+        if len(seen) == len(path):  # done with the last action
+            noted(first, path)
+        assert sum(o.reward or 0 for o in seen) == 100
+        assert seen[-1].over
+        again.observe(again.task(0, "test"), ["wait"])
+        again._live.close()
+        assert [again.observe(first, path[:n]) for n in range(len(path) + 1)] == seen
 
 
 @needs_game
@@ -350,25 +360,23 @@ def test_the_solution_of_every_task_scores_a_hundred(
         *(pytest.param(task, marks=pytest.mark.long) for task in ("use-thermometer", "grow-plant")),
     ],
 )
-def test_lists_of_actions_are_the_same_in_another_machine(task: str) -> None:
-    one, other = (ScienceWorld(task, {"actions": "valid"}, live=1) for _ in range(2))
-    first, draw, actions = one.task(0), random.Random(task), list[str]()
-    for _ in range(15):
-        shown = one.observe(first, actions)
-        assert other.observe(first, actions) == shown
-        if shown.over:
-            break
-        actions.append(draw.choice([a for a in shown.actions if "focus" not in a]))
-    one.close()
-    other.close()
+def test_lists_of_actions_are_the_same_in_another_machine(task: str, machines: tuple[list[Java], list[Java]]) -> None:
+    valid = {"actions": "valid"}
+    with lent(machines[0], task, valid) as one, lent(machines[1], task, valid) as other:
+        first, draw, actions = one.task(0), random.Random(task), list[str]()
+        for _ in range(15):
+            shown = one.observe(first, actions)
+            assert other.observe(first, actions) == shown
+            if shown.over:
+                break
+            actions.append(draw.choice([a for a in shown.actions if "focus" not in a]))
 
 
 @needs_game
 @pytest.mark.slow
-def test_what_the_game_did_not_understand_is_not_listed_again_there() -> None:
+def test_what_the_game_did_not_understand_is_not_listed_again_there(machines: tuple[list[Java], list[Java]]) -> None:
     """The game lists a drawer in a closed cupboard, which it does not know until the cupboard is open."""
-    env = ScienceWorld("measure-melting-point-unknown-substance", live=1)
-    try:
+    with lent(machines[0], "measure-melting-point-unknown-substance") as env:
         task = env.task(0)
         before = env.observe(task, ["wait"])
         assert "open drawer" in before.actions
@@ -378,8 +386,6 @@ def test_what_the_game_did_not_understand_is_not_listed_again_there() -> None:
         assert "open drawer" not in env.observe(task, ["wait", "open drawer", "wait"]).actions
         assert "open drawer" in env.observe(task, ["wait", "open drawer", "open cupboard"]).actions
         assert "The drawer is now open." in env.observe(task, ["wait", "open drawer", "open cupboard", "open drawer"]).text
-    finally:
-        env.close()
 
 
 # All thirty tasks in one world.
