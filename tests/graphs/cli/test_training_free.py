@@ -578,7 +578,7 @@ def test_a_run_that_breaks_off_ends_with_the_same_numbers(
     """It breaks off after 14 rollouts, while it learns, for a reason of nobody's."""
     from learngraph.nodes.extract.rollouts import RolloutPlayer
 
-    assert run(SMALL, "whole", compare=ARMS) == 0
+    assert run(SMALL, "whole", compare=ARMS[1:2]) == 0
     kept, count = RolloutPlayer._store, 0
 
     def breaks(self: RolloutPlayer, *args: Any) -> Any:
@@ -589,11 +589,11 @@ def test_a_run_that_breaks_off_ends_with_the_same_numbers(
         return kept(self, *args)
 
     monkeypatch.setattr(RolloutPlayer, "_store", breaks)
-    assert run(SMALL, compare=ARMS) == 2
+    assert run(SMALL, compare=ARMS[1:2]) == 2
     assert "MemoryError: out of memory" in capsys.readouterr().out
     monkeypatch.setattr(RolloutPlayer, "_store", kept)
     forget()
-    assert run(SMALL, compare=ARMS) == 0
+    assert run(SMALL, compare=ARMS[1:2]) == 0
     assert results(here / "out") == results(here / "whole")
     one, two = (LibraryVersions.read(here / out / f"{METHOD}-s1" / "library.jsonl") for out in ("out", "whole"))
     assert one.names() == two.names()

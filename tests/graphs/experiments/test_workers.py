@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import forks
 import pytest
 
 from learngraph.graphs.arms import make_arm
@@ -45,7 +46,8 @@ def square(number: int) -> int:
 
 
 @pytest.mark.slow
-def test_a_killed_process_loses_its_own_work_alone() -> None:
+def test_a_killed_process_loses_its_own_work_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "get_context", lambda _: forks.CONTEXT)  # a fresh Python takes seconds
     assert sorted(run_workers([1, 2, 3, 4, 5, 6], square, 2, lost=lambda number: -number)) == [-3, 1, 4, 16, 25, 36]
     with pytest.raises(UserError, match="a worker process was killed"):
         run_workers([3, 4], square, 1)
