@@ -22,7 +22,8 @@ from ...nodes import state as states
 from ...nodes.act.episode import START_VALUES
 from ...nodes.channels import NodeChannels, node_channels, node_schemas, schema_channels, type_hints
 from ...nodes.state import AttemptState
-from .arrows import Finding, Wiring, closure
+from .arrows import Finding, Wiring, arrow_label, closure, returns_literal
+from .mermaid import Edge
 
 __all__ = []
 
@@ -82,7 +83,68 @@ def find_missing(wiring: Wiring, builder: Builder, origin: Builder | None = None
         for router in wiring.routers.get(name, ()):
             channels = node_channels(unwrap(router.path))
             look(f"the router of '{name}'", name, channels, before | {name} if name in known else set())
-    return found or _early(wiring, builder, known, given)
+    return found or _early(wiring, builder, known, given) or _waiting(wiring) or _one_sided(wiring, builder, known, given)
+
+
+def _waiting(wiring: Wiring) -> list[Finding]:
+    """The joins that wait for ever: two nodes that they wait for lie behind different outcomes of one choice, which is made once."""
+    arrows, found = [(edge.source, edge.target) for edge in wiring.edges], dict[str, Finding]()
+    for edge in (edge for edge in wiring.edges if edge.join):
+        for source in wiring.routers:
+            outcomes = [one for one in wiring.edges if one.source == source and wiring.kind(one) == "outcome"]
+            past = closure("START", [arrow for arrow in arrows if arrow[0] != source])
+            behind = [{one.target for one in outcomes if name in closure(one.target, arrows)} for name in edge.join]
+            is_once = all(source not in closure(one.target, arrows) for one in outcomes)
+            is_chosen = past.isdisjoint(edge.join) and all(returns_literal(unwrap(one.path)) for one in wiring.routers[source])
+            if is_once and is_chosen and all(behind) and not set.intersection(*behind):
+                names = " and ".join(f"'{name}'" for name in edge.join)
+                said = (
+                    f"'{edge.target}' waits for {names}, of which '{source}' chooses one; draw an arrow from each, without `&`"
+                )
+                found[edge.target] = Finding(wiring.lines.get(edge.target, 0), said)
+    return [*found.values()]
+
+
+def _one_sided(wiring: Wiring, builder: Builder, known: Mapping[str, NodeChannels], given: Collection[str]) -> list[Finding]:
+    """The nodes to which one choice leads past all nodes that write what they cannot do without. With two choices on the way, the second
+    may know of the first; a loop may have been there before."""
+    arrows = [(edge.source, edge.target) for edge in wiring.edges]
+    after = {name: closure(name, arrows) for name in ("START", *known)}
+    loops = {name for name in known if any(name in after.get(target, ()) for source, target in arrows if source == name)}
+    alone = {edge.target for edge in wiring.edges if wiring.kind(edge) == "fan-out"}
+
+    def choice_past(writers: Collection[str], reader: str) -> Edge | None:
+        pending, seen = list[tuple[str, Edge | None]]([("START", None)]), set[Any]()
+        while pending:
+            name, choice = here = pending.pop()
+            if here in seen or name in loops:
+                continue
+            seen.add(here)
+            out = [edge for edge in wiring.edges if edge.source == name]
+            for edge in out:
+                kind, beside = wiring.kind(edge), [one.target for one in out if one is not edge and wiring.kind(one) == "plain"]
+                leads_past = edge.target not in writers and not edge.join
+                if kind == "plain" and any(not after.get(one, set()).isdisjoint(writers) for one in beside):
+                    leads_past = False  # a writer runs at the same time
+                if leads_past and (kind == "plain" or (kind == "outcome" and choice is None)):
+                    made = edge if kind == "outcome" else choice
+                    if edge.target == reader and made is not None:
+                        return made
+                    if edge.target in known:
+                        pending.append((edge.target, made))
+        return None
+
+    found = list[Finding]()
+    for name in known.keys() - alone:
+        if known[name].reads >= set(builder.schemas[builder.state_schema]):
+            continue
+        for channel in sorted(known[name].needs.difference(given)):
+            writers = {node for node in known.keys() - {name} if known[node].is_open or channel in known[node].writes}
+            if writers and (made := choice_past(writers, name)) is not None:
+                where = f"nothing has written where '{made.source}' leads by '{arrow_label(made)}'"
+                remedy = f"write it there too, or make it NotRequired in the type of '{name}'"
+                found.append(Finding(wiring.lines.get(name, 0), f"'{name}' reads `{channel}`, which {where}; {remedy}"))
+    return found
 
 
 def _early(wiring: Wiring, builder: Builder, known: Mapping[str, NodeChannels], given: Collection[str]) -> list[Finding]:

@@ -222,7 +222,7 @@ def _add_node(builder: Builder, name: str, node: Any, commands: Sequence[Edge]) 
 
 
 class DrawnGraph(Graph):
-    """A graph that was drawn, compiled: it may take as many super-steps as it needs, however it is called.
+    """A graph that was drawn, compiled: LangGraph's limit of super-steps holds, however it is called.
 
     `batch`, `|`, `astream_events`, `RunnableParallel` and `with_fallbacks` pass LangChain's default limit on as if the user had
     given it, and 25 super-steps are two moves of a game. So 25 counts as not given here; any other limit holds.
@@ -269,7 +269,7 @@ class DrawnBuilder(Builder):
         allow_records()
         compiled = super().compile(*args, **options)
         inputs = {name: value for name, value in vars(compiled).items() if name != "__orig_class__"}  # as `Pregel.copy` does
-        return DrawnGraph(**inputs).with_config(recursion_limit=1_000_000)
+        return DrawnGraph(**inputs)
 
 
 def _without_default_limit(config: RunnableConfig | None) -> RunnableConfig | None:
@@ -303,7 +303,7 @@ def compile_graph(
         drawing = write_flow(builder_edges(builder)) if flow is None else flow
         wiring, builder = _redrawn_wiring(builder, drawing, nodes or {}, {}, {}), _bare(builder, nodes or {})
         builder = _assemble(builder, _checked(wiring, builder))
-    return builder.compile(**options)
+    return builder.compile(**options).with_config(recursion_limit=1_000_000)
 
 
 # An edited drawing

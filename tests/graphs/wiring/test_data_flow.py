@@ -9,6 +9,7 @@ from operator import add
 from typing import Annotated, Any, Literal, NotRequired
 
 import pytest
+from langgraph.errors import GraphRecursionError
 from langgraph.graph import StateGraph
 from typing_extensions import TypedDict
 
@@ -162,6 +163,64 @@ def test_nodes_of_the_users_are_read_too() -> None:
     assert findings("START --> look\n look -->|yes| END\n look -->|no| look", {"look": enough}, look=look) == [
         f"the router of 'look' reads `tries`, {missing}no node that is known writes it"
     ]
+
+
+def short(state: Question) -> Literal["yes", "no"]:
+    return "yes" if len(state["question"]) < 5 else "no"
+
+
+def count(state: Question) -> Tries:
+    return {"tries": 1}
+
+
+def drawn(flow: str, *choosing: str) -> list[str]:
+    """What is found in a drawing of these nodes, of which `look` chooses, or others do."""
+    nodes = {name: node for name, node in {"look": look, "count": count, "draft": draft, "sure": sure}.items() if name in flow}
+    return findings(flow, {name: short for name in choosing or ("look",) if f"{name} -->|" in flow}, **nodes)
+
+
+def test_what_one_choice_leads_past_is_found_and_what_may_be_known_better_is_not() -> None:
+    said = (
+        "'sure' reads `draft`, which nothing has written where 'look' leads by 'no'; "
+        "write it there too, or make it NotRequired in the type of 'sure'"
+    )
+    one_side = "START --> look\n look -->|yes| draft --> sure --> END\n look -->|no| sure"
+    assert drawn(one_side) == [said]
+    both = "START --> look\n look -->|yes| draft --> sure --> END\n look -->|no| count --> sure"
+    assert drawn(both) == [said]
+    assert drawn(one_side.replace("|no| sure", "|no| END")) == []
+    # The second choice may know of the first; a node that runs beside has written it; in a loop it was there before.
+    twice = (
+        "START --> look\n look -->|yes| draft --> count\n look -->|no| count\n count -->|yes| sure --> END\n count -->|no| END"
+    )
+    assert drawn(twice, "look", "count") == []
+    beside = "START --> look & draft\n draft --> END\n look -->|yes| sure --> END\n look -->|no| sure"
+    assert drawn(beside) == []
+    loop = "START --> look\n look -->|yes| draft --> look\n look -->|no| sure --> END"
+    assert drawn(loop) == []
+
+
+def test_a_join_of_what_one_choice_parts_waits_for_ever_and_is_refused() -> None:
+    parted = "START --> look\n look -->|yes| draft\n look -->|no| count\n draft & count --> sure --> END"
+    said = "'sure' waits for 'draft' and 'count', of which 'look' chooses one; draw an arrow from each, without `&`"
+    assert drawn(parted) == [said]
+    assert drawn("START --> look & count\n look & count --> draft --> END") == []
+    again = parted.replace("sure --> END", "sure --> look").replace("|no| count", "|no| count\n count --> END")
+    assert said not in drawn(again), "both may come in a loop"
+
+
+def never(state: Tries) -> Literal["go", "stop"]:
+    return "go"
+
+
+def test_langgraphs_own_limit_holds_for_a_graph_of_ones_own_and_a_world_ends_a_methods() -> None:
+    builder = StateGraph(Answering, input_schema=Question)
+    flow = "flowchart LR\n START --> count\n count -->|go| count\n count -->|stop| END"
+    graph = wire(builder, flow, {"count": count}, {"count": never}).compile()
+    assert "recursion_limit" not in (graph.config or {})
+    with pytest.raises(GraphRecursionError, match="Recursion limit of 9 reached"):
+        graph.invoke({"question": "?"}, {"recursion_limit": 9})
+    assert (blueprint("jitrl").config or {})["recursion_limit"] == 1_000_000
 
 
 def test_where_the_input_is_the_whole_state_anything_may_be_given() -> None:
