@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 83_500, "tests": 69_260}
+LINES: Mapping[str, int] = {"source": 83_530, "tests": 69_290}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -24,7 +24,7 @@ ROOMS: Mapping[str, int] = {
     "graphs/presets": 115,
     "graphs/serving": 2_191,
     "graphs/studio": 2_150,
-    "graphs/wiring": 4_290,
+    "graphs/wiring": 4_310,
     "memory": 1_470,
     "memory/attempts": 667,
     "memory/claas": 2_802,

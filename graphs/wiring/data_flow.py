@@ -38,6 +38,8 @@ FILLED_BY: Mapping[str, tuple[str, ...]] = {
     "Consult": ("AddLessons",),
 }
 """Node that looks something up in a memory -> the nodes that store it there."""
+MEMORIES = "experiences", "buffer", "memory", "table", "library"
+"""Names of the parts of nodes that are memories."""
 PACKAGE = __name__.partition(".")[0] + "."
 
 
@@ -180,6 +182,17 @@ def _at_once(wiring: Wiring, builder: Builder, known: Mapping[str, NodeChannels]
         for name, channels in known.items()
         if not channels.must_write >= state  # a node whose type is the whole state says nothing
     }
+    pieces = {(edge.source, edge.target) for edge in wiring.edges if wiring.kind(edge) == "fan-out"}
+    many = [
+        Finding(
+            wiring.lines.get(target, 0),
+            f"'{target}' runs once for every piece of work of '{source}', and writes `{min(written[target])}`; give the channel a reducer",
+        )
+        for source, target in sorted(pieces)
+        if written.get(target)
+    ]
+    if many:
+        return many
     found = set[tuple[str, str, str]]()
     for start in ("START", *known):
         active, done, seen = {start}, {start}, set[frozenset[str]]()
@@ -223,7 +236,9 @@ def _unread(wiring: Wiring, builder: Builder, known: Mapping[str, NodeChannels])
             if not misspelt and any(channel not in state and channel in read for channel in said):
                 return [_wrong_state(builder, known, read, clearing)]
             words = " and ".join(f"`{channel}`" for channel in said)
-            fault = "is no channel of the state" if misspelt else "no other node reads" if prompted else "no node reads"
+            is_lacking = all(channel not in state for channel in said)
+            fault = "no other node reads" if prompted else "no node reads"
+            fault = "is no channel of the state" if misspelt else "the state lacks: add it there" if is_lacking else fault
             hint = next(filter(None, map(hints.get, said)), "; lend the node that proposes with it, too" if prompted else "")
             found.append(Finding(wiring.lines.get(name, 0), f"'{name}' writes {words}, which {fault}{hint}"))
     return found
@@ -234,14 +249,22 @@ def _unfilled(wiring: Wiring) -> list[Finding]:
     nodes = {name: unwrap(node) for name, node in wiring.nodes.items()}
     if any(isinstance(node, CompiledStateGraph) or not _is_ours(node) for node in nodes.values()):
         return []
-    kinds, found = {type(node).__name__ for node in nodes.values()}, list[Finding]()
+    held = {name: [getattr(node, part) for part in MEMORIES if hasattr(node, part)] for name, node in nodes.items()}
+    held = {name: [inner for one in all for inner in getattr(one, "memories", (one,))] for name, all in held.items()}
+    found = list[Finding]()
     for name, node in nodes.items():
         writers = FILLED_BY.get(type(node).__name__, ())
-        memories = [
-            getattr(node, part) for part in ("experiences", "buffer", "memory", "table", "library") if hasattr(node, part)
-        ]
-        if writers and kinds.isdisjoint(writers) and memories and not len(memories[0]):
+        if not writers or not held[name] or len(memory := held[name][0]):
+            continue
+        drawn = [other for other, one in nodes.items() if type(one).__name__ in writers]
+        if not any(one is memory for other in drawn for one in held[other]):
             said = f"'{name}' looks up what no node stores: draw {' or '.join(writers)} too, made from the same inputs"
+            others = " and ".join(f"'{one}'" for one in drawn)
+            said = (
+                f"'{name}' looks up another memory than {others} fill{'s' * (len(drawn) == 1)}; make them from the same inputs"
+                if drawn
+                else said
+            )
             found.append(Finding(wiring.lines.get(name, 0), f"{said}, or give it a memory that holds something"))
     return found
 

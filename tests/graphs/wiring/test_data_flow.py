@@ -24,6 +24,7 @@ from learngraph.nodes.act.choose import Choose
 from learngraph.nodes.ask import Ask
 from learngraph.nodes.channels import node_channels
 from learngraph.nodes.evaluate.judge import self_judge
+from learngraph.nodes.state import AttemptState, EpisodeInput
 from learngraph.tools.environments.catalogue import open_environment
 from learngraph.tools.models.models import open_model
 
@@ -207,6 +208,30 @@ def test_a_join_of_what_one_choice_parts_waits_for_ever_and_is_refused() -> None
     assert drawn("START --> look & count\n look & count --> draft --> END") == []
     again = parted.replace("sure --> END", "sure --> look").replace("|no| count", "|no| count\n count --> END")
     assert said not in drawn(again), "both may come in a loop"
+
+
+def test_nodes_of_other_inputs_and_pieces_without_a_reducer_are_refused() -> None:
+    one, other = (MethodInputs(open_environment("toy")) for _ in range(2))
+    nodes = {name: one.node(name) for name in ("Begin", "EpsilonGreedy", "Act", "UpdateQTable")}
+    flow = (
+        "flowchart LR\n START --> Begin --> LookUpQValues --> EpsilonGreedy --> Act\n Act -->|next step| LookUpQValues\n"
+        " Act -->|over| UpdateQTable --> END"
+    )
+    builder, routes = StateGraph(AttemptState, input_schema=EpisodeInput), {"Act": one.node("route_episode_end")}
+    wire(builder, flow, {**nodes, "LookUpQValues": one.node("LookUpQValues")}, routes)
+    builder = StateGraph(AttemptState, input_schema=EpisodeInput)
+    said = "'LookUpQValues' looks up another memory than 'UpdateQTable' fills; make them from the same inputs"
+    with pytest.raises(FlowError, match=said):
+        wire(builder, flow, {**nodes, "LookUpQValues": other.node("LookUpQValues")}, routes)
+    fan: Any = {"look": lambda state: [{"docs": []}]}
+    pieces = check(
+        "flowchart LR\n START --> look -.-> draft --> END",
+        {"look": look, "draft": draft},
+        fan_outs=fan,
+        builder=StateGraph(Answering, input_schema=Question),
+    )
+    said = "'draft' runs once for every piece of work of 'look', and writes `draft`; give the channel a reducer"
+    assert [one.sentence for one in pieces] == [said]
 
 
 def never(state: Tries) -> Literal["go", "stop"]:
