@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 83_530, "tests": 69_290}
+LINES: Mapping[str, int] = {"source": 83_530, "tests": 69_182}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -27,7 +27,7 @@ ROOMS: Mapping[str, int] = {
     "graphs/wiring": 4_310,
     "memory": 1_470,
     "memory/attempts": 667,
-    "memory/claas": 2_802,
+    "memory/claas": 2_795,
     "memory/conversations": 1_925,
     "memory/lessons": 1_350,
     "memory/returns": 1_061,

@@ -1,7 +1,5 @@
 """AdaMEM's graphs, played through by scripted models: what is asked, when, of what, and what is remembered."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace

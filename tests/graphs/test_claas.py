@@ -1,7 +1,5 @@
 """CLaaS as graphs: in somebody's LangGraph app, node by node, and after a kill -9 anywhere."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """ICRL and the inference-time baselines, played through: what they show, what they call, what they end with."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 After a change that is meant, read what differs, then renew them: RENEW_PROMPTS=1 pytest -n 0 tests/graphs/test_prompts.py
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

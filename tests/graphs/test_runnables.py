@@ -3,8 +3,6 @@
 An episode takes more super-steps than LangChain's default limit of 25, which `batch`, `|` and the like pass on as if it had been given.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Training-Free GRPO with many rollouts at once: nothing is mixed up, and no result depends on what ended first (D17, E3)."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import sqlite3

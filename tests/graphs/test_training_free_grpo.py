@@ -4,8 +4,6 @@ The names D1 to E10 are the defects of the published code (facts of the method, 
 of the part that it belongs to.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

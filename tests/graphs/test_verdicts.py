@@ -1,7 +1,5 @@
 """A world's verdict in words is in no prompt where a judge's rewards, or none, are all that is told."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from typing import Any

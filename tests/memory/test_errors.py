@@ -1,7 +1,5 @@
 """What errors tell: tenants no folders, and the learner whether the machine failed or the data cannot be learned from."""
 
-from __future__ import annotations
-
 import errno
 import resource
 import sqlite3

@@ -1,7 +1,5 @@
 """The help desk's clerks do what their docstrings say: one guesses, the other heeds its system message and plays the critic."""
 
-from __future__ import annotations
-
 import help_desk as desk
 from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
 

@@ -6,8 +6,6 @@ One user asks for another ending each time, so that each feedback leads to a ste
 part of the way; *of the whole* is the share of medians. What the rows leave over is waiting.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import sys

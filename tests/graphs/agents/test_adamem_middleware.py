@@ -1,7 +1,5 @@
 """AdaMEM in an agent of LangChain: strategies from rated conversations in the prompt."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from typing import Any

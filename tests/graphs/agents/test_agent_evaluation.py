@@ -1,7 +1,5 @@
 """An agent that learns is told from one that does not, by the same tasks in the same orders."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import help_desk as desk

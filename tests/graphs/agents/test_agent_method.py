@@ -1,7 +1,5 @@
 """An agent of LangChain as a method: it plays a world's tool calls, and its middleware learns from tasks of the train fold."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from itertools import count
 from typing import Literal

@@ -1,7 +1,5 @@
 """Feedback on an agent's conversations reaches the service behind its model."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -1,7 +1,5 @@
 """ReasoningBank and Reflexion in an agent of LangChain: a critic writes what later conversations read."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

@@ -1,7 +1,5 @@
 """Learning in Deep Agents: in a sub-agent, beside skills, and on a thread with checkpoints."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import help_desk as desk

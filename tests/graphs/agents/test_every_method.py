@@ -1,7 +1,5 @@
 """What every learning middleware promises: it learns, observes without a word, forgets, and keeps its prompts as approved."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import help_desk as desk

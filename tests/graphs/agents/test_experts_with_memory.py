@@ -3,8 +3,6 @@
 `python -m pytest tests/graphs/agents/test_experts_with_memory.py -m slow -s` prints the share of tickets solved, for each kind of memory.
 """
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

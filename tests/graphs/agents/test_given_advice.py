@@ -1,7 +1,5 @@
 """Advice stays where it was given, so that each prompt of a thread begins as the one before did."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What users and tools say to get into the memory of others: every method learns nothing of it, and shows no user more than his share."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import help_desk as desk

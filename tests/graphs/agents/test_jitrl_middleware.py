@@ -1,7 +1,5 @@
 """JitRL in an agent of LangChain: it learns from feedback, and tells what it did."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """What learning middlewares share: conversations are recorded, feedback comes when it comes, and nothing stops the agent."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """Lessons that are learned: `TrainingFreeGRPOMiddleware` with a critic from rated conversations, `learn_lessons` from tasks that are played."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The control arm and the items that are withheld: what is drawn, what is kept of it, and what follows."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

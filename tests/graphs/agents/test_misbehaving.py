@@ -1,7 +1,5 @@
 """An agent with a learning middleware in a bad world: rubbish from the model, a store that goes away, tools that vanish, odd rewards."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

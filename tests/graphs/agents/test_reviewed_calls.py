@@ -1,7 +1,5 @@
 """What a person changed of an agent's calls (HumanInTheLoopMiddleware): the executed call is the action, and the change is feedback."""
 
-from __future__ import annotations
-
 import asyncio
 from functools import partial
 from typing import Any

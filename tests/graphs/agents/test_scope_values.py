@@ -1,7 +1,5 @@
 """Whose memory a run works with: values of the scope from every place, closed where they are missing; names and stores of agents."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """What processes, threads and imports may not do to a shared memory, and what `forget` and `close` leave."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Synapse in an agent of LangChain: successful conversations as exemplars in the system message."""
 
-from __future__ import annotations
-
 import help_desk as desk
 from help_desk import play
 from langchain.agents import create_agent

@@ -1,7 +1,5 @@
 """Two tenants with the same threads and the same words: each agent works as if the other tenant did not exist."""
 
-from __future__ import annotations
-
 import itertools
 import zlib
 from collections.abc import Sequence

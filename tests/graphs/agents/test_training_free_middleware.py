@@ -1,7 +1,5 @@
 """`TrainingFreeGRPOMiddleware` in agents of `create_agent`: what the model is shown, and that it is what holds at the time."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Turns of every kind can be rated, feedback merges, and a graph of one's own learns with a node."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import operator

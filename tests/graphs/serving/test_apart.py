@@ -1,7 +1,5 @@
 """A service without weights of its own: vLLM's part is played, the learner is an actor on Ray, and what users teach goes live."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """compose.yaml: its commands are ones that our command line has, its addresses and volumes fit together, and nothing internal is public."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`learngraph serve --learn`: somebody else's model behind the chat API, which learns in its context, tenant by tenant."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """What holds learning up is said of every tenant: in status, health, metrics and jobs, with what would help."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """CLaaS's service: it answers while it learns, goes back when it got worse, and keeps tenants apart."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

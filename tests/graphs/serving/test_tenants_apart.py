@@ -1,7 +1,5 @@
 """Tenants of one service: nobody's load, jobs or damaged files are felt by another one."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

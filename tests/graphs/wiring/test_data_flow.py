@@ -1,7 +1,5 @@
 """A drawing is checked before it runs: what nodes read is written before them, and a wrong input is a sentence."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """45 drawings of one small agent, as people and editors write them: what each gives, or with which words it is refused."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from operator import add

@@ -1,7 +1,5 @@
 """A drawing cannot lie: what ran is a path of the drawing, whatever routers, Sends and Commands try."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Callable

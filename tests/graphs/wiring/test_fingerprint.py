@@ -1,7 +1,5 @@
 """Fingerprints of rollouts and groups: another prompt, model or setting is another key."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

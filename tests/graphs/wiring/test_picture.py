@@ -1,7 +1,5 @@
 """Pictures: every method's graph is the one in tests/pictures, and is drawn without asking anybody."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

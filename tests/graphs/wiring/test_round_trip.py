@@ -1,7 +1,5 @@
 """Graph -> drawing -> graph: the nodes run in the same order, whatever LangGraph has: joins, routers, sends, Commands, subgraphs."""
 
-from __future__ import annotations
-
 from operator import add
 from typing import Annotated, Any, Literal, NamedTuple
 

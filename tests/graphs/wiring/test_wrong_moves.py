@@ -1,7 +1,5 @@
 """Wrong moves of somebody who composes for the first time: each is one sentence when the graph is wired, or where only the run shows it."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import types

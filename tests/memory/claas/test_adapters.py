@@ -1,7 +1,5 @@
 """Versions of an adapter: named by contents, whole or not there, one live, back in a moment, and nothing outside their folder."""
 
-from __future__ import annotations
-
 import os
 import resource
 import threading

@@ -1,7 +1,5 @@
 """The replay buffer: what comes in, what is drawn, what goes, and that tenants never see each other."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

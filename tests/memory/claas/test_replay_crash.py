@@ -5,8 +5,6 @@ pwrite, fsync, rename, unlink, ... (a preloaded library counts them; a write is 
 its n-th SQL statement; and once more while it goes on. What is done again after the crash is the one operation that was not heard of.
 """
 
-from __future__ import annotations
-
 import ast
 import ctypes
 import hashlib

@@ -1,7 +1,5 @@
 """A replay buffer in Postgres that several processes share: writers and learners, killed and stopped, and two whole services."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Conversations become trajectories and come back; other tools' records are read."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the screen between conversations and memory blackens, finds, and leaves alone."""
 
-from __future__ import annotations
-
 import pickle
 import re
 import tomllib

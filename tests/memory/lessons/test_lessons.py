@@ -1,7 +1,5 @@
 """The library of lessons: what it finds, what it hides, and that adding twice adds once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 Names such as D11 are those of known defects of published code, each of which has a test here.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

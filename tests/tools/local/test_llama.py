@@ -1,7 +1,5 @@
 """The forward pass that is written out here, and reordered weights: what transformers computes, and independent of other rows."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Callable

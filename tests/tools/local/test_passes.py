@@ -1,7 +1,5 @@
 """Prefixes of a local model's prompts: what a service's memory grows by, and no further than its limit."""
 
-from __future__ import annotations
-
 import pytest
 
 torch = pytest.importorskip("torch")

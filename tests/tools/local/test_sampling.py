@@ -1,7 +1,5 @@
 """Drawing tokens: many rows at once, each as if it were alone."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Slots of slabs: attention that many replies share is that of each alone, to the last bit, and slots find their next sequence."""
 
-from __future__ import annotations
-
 import gc
 import random
 

@@ -1,7 +1,5 @@
 """Walks through nodes that run side by side: each walk has answers of its own, and what they have left can be edited."""
 
-from __future__ import annotations
-
 import operator
 import re
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """The edges of the chat server: connections without requests, slow headers, long bodies, foreign hosts, guessed keys, restarts."""
 
-from __future__ import annotations
-
 import json
 import resource
 import socket

@@ -1,7 +1,5 @@
 """The process that says that a server is alive."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The vLLM engine, and a service that learns through it, against a real vLLM on the CPU (`make vllm`)."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

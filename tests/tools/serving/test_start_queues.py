@@ -1,7 +1,5 @@
 """Replies that begin: a few of each tenant at a time, so that none waits for the crowd of another."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 

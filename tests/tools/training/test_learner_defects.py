@@ -1,8 +1,6 @@
 """Defects of CLaaS's public code that this learner must not have: heads of a width of their own are misread, moments outlive their
 weights, chats must have a system prompt."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

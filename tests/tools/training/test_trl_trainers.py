@@ -1,7 +1,5 @@
 """TRL's trainers on played episodes: what they are given, what they learn, and the versions they leave."""
 
-from __future__ import annotations
-
 import random
 import sys
 from pathlib import Path
