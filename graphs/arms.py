@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, cast, get_type_hints
 
 from ..memory.errors import CommandError, UserError, did_you_mean, type_of
@@ -273,6 +274,12 @@ def _as_graph(found: Any, name: str) -> Any:
     from langgraph.graph.state import CompiledStateGraph
 
     if callable(found) and not isinstance(found, Runnable | type):
+        starred = Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD
+        needed = [
+            one.name for one in signature(found).parameters.values() if one.default is one.empty and one.kind not in starred
+        ]
+        if needed:
+            raise UserError(f"'{name}' takes {', '.join(needed)}: give a function without arguments that returns a graph")
         found = found()
     if isinstance(found, StateGraph):
         found = found.compile()

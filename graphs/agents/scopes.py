@@ -303,6 +303,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             return self._take_rating(labels, thread, reward, text, source, datetime.now(UTC).isoformat(), **asked)
         except Unavailable as away:
             raise Unavailable(f"feedback was not kept: {away}; give it again, also if it was: it counts once") from away
+        except UserError as error:
+            raise UserError(f"{error}{self._names_meant(scope)}") from error
 
     def _take_rating(
         self, labels: tuple[str, ...], thread: str, reward: float | None, text: str | None, source: str, at: str, **more: Any

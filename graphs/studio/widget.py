@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from html import escape
 from pathlib import Path
@@ -96,8 +97,9 @@ def studio_view(target: Walk | Path | str) -> StudioView:
     Raises:
         UserError: there is no such folder, or it holds no steps.
     """
-    from ...tools.notebook.walk import Walk
+    from ...tools.notebook.walk import Walk, start
     from ..wiring.picture import picture
+    from .forms import channel_form, input_form, read_graph_input
     from .run_view import FolderView
     from .studio import Studio
     from .walk_session import WalkSession
@@ -111,10 +113,16 @@ def studio_view(target: Walk | Path | str) -> StudioView:
     if not isinstance(walk := target, Walk):
         raise UserError(f"studio takes a walk, such as learngraph.step(graph, input), or a run's folder; got {type_of(walk)}")
 
-    def refuse(number: int, input: Any) -> Walk:
-        raise UserError("begin another run in a cell of the notebook")
+    graph, first = walk.graph, walk.path()[0].values
+    form = input_form(graph)
+    for name in form["schema"].get("properties", {}).keys() & first.keys() - {"messages"}:
+        with suppress(UserError):  # it is no JSON, and the form begins without it
+            form["value"][name] = channel_form(graph, first, name)["value"]
 
-    session = WalkSession(str(walk.graph.name or "walk"), refuse)
+    def begin(number: int, input: Any) -> Walk:
+        return start(graph, read_graph_input(graph, input), config=walk.config)
+
+    session = WalkSession(str(graph.name or "walk"), begin, form)
     session.adopt(walk)
     return StudioView(Studio(session.title, walk=session), "walk", picture(walk))
 

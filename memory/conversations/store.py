@@ -403,8 +403,8 @@ class ConversationStore:
         if len(found) == 1:
             return found[0]
         place, last = "/".join(self.scope), ", ".join(repr(one.id) for one in known[-3:]) or "none"
-        wanted = f"the conversation of {_asked_text(**asked)}" if any(asked.values()) else "the only conversation"
-        raise UserError(f"asked for {wanted} of {place}, which has {len(found)}: give a thread_id; its last ones are {last}")
+        has = f"{len(found) or 'no'} conversations" + (f" with {_asked_text(**asked)}" if any(asked.values()) else "")
+        raise UserError(f"{place} has {has}: give a thread_id; its last threads are {last}")
 
     def ratings(self, thread: str) -> tuple[Rating, ...]:
         """The feedback on a thread, oldest first."""

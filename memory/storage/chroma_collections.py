@@ -123,7 +123,9 @@ class ChromaCollections:
             else:
                 url = urlsplit(where)
                 if url.scheme not in ("http", "https") or not url.hostname:
-                    raise UserError(f"memory at {where}: give a directory, or a server as http://host:port")
+                    raise UserError(
+                        f"memory at {where}: give a directory, a Chroma server as http://host:port, or postgresql://user@host/database"
+                    )
                 with self._errors("open"):
                     port = url.port or 8000
                     # Chroma's client waits for ever, also for a server that the network no longer reaches, and has no option. It

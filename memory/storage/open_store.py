@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,8 @@ def open_agent_store(where: str) -> BaseStore:
     """
     if not (chroma := where.removeprefix("chroma:")).strip():
         raise UserError(f"a store is a folder or a URL; got {where!r}: is an environment variable not set?")
+    if cut := re.match(r"(https?|postgres\w*)//", where):
+        raise UserError(f"a store is a folder or a URL; got {where!r}: did you mean {cut[1]}://{where[cut.end() :]}?")
     if chroma != where or "://" in where or os.path.exists(os.path.join(where, "chroma.sqlite3")):
         return open_store(chroma, patience=TURN_SECONDS)
     try:

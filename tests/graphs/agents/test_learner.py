@@ -169,11 +169,12 @@ def test_feedback_on_a_run_is_about_the_turn_that_it_ended() -> None:
     assert rated(learner) == {"a/0": 1.0, "a/2": 0.0}
     assert learner.feedback(reward=0.5, tenant="acme").turn == learner.conversation("a", tenant="acme").turns[2].id
     ask(agent, "b")
-    for wrong, says in (({}, "the only conversation"), ({"run_id": uuid4()}, "the conversation of run")):
-        with pytest.raises(
-            UserError, match=rf"asked for {says}.* of agents/agent/tenant=acme, which has [02]: give a thread_id"
-        ):
+    place = "agents/agent/tenant=acme has"
+    for wrong, says in (({}, "2 conversations"), ({"run_id": uuid4()}, r"no conversations with run '\S+'")):
+        with pytest.raises(UserError, match=rf"{place} {says}: give a thread_id; its last threads are 'a', 'b'"):
             learner.feedback(reward=1.0, tenant="acme", **wrong)
+    with pytest.raises(UserError, match=r"none is recorded in agents/agent/tenant=acmee.*; did you mean acme\?"):
+        learner.feedback("a", reward=1.0, tenant="acmee")
 
 
 @pytest.mark.parametrize(

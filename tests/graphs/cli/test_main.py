@@ -519,6 +519,9 @@ builder.add_edge(["a", "b"], "c")
 graph = builder.compile()
 def make():
     return builder
+
+def make_with(model, tools=()):
+    return builder
 """
 
 
@@ -534,6 +537,8 @@ def test_any_graph_of_the_users_is_drawn(
     assert (here / "app.mmd").read_text().startswith("flowchart LR\n")
     assert main(["draw", "drawn_app:State"]) == 2
     assert "no graph: give a compiled LangGraph graph" in capsys.readouterr().err
+    assert main(["draw", "drawn_app:make_with"]) == 2
+    assert "takes model: give a function without arguments that returns a graph" in capsys.readouterr().err
 
 
 def test_the_nodes_are_listed_by_what_they_do(capsys: pytest.CaptureFixture[str]) -> None:

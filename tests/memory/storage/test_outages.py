@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from learngraph.memory.errors import UserError
 from learngraph.memory.storage import outages, postgres_store
 from learngraph.memory.storage.open_store import open_agent_store, open_store
 from learngraph.memory.storage.outages import RESTART_SECONDS, TURN_SECONDS, outlast
@@ -39,3 +40,7 @@ def test_a_run_waits_for_a_restart_and_an_agent_for_a_moment(monkeypatch: pytest
         found: Any = open_it("postgresql://somewhere/memory")
         assert found is None
     assert waits == [RESTART_SECONDS, TURN_SECONDS]
+    with pytest.raises(UserError, match="did you mean postgres://x/memory"):
+        open_agent_store("postgres//x/memory")
+    with pytest.raises(UserError, match="a Chroma server as http://host:port, or postgresql://user@host/database"):
+        open_agent_store("postgre://x/memory")

@@ -161,7 +161,7 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
     ask("moment", { view, branch, number: at }).then((found) => { if (mine === turn.current) setMoment(found); }, (error) => mine === turn.current && missed(error));
   }, [view, branch, at, overview?.version]);
 
-  /** True if something was done; also if it was stopped, or failed, after the walk had moved on to another branch. */
+  /** True if it was done; also of a turn that has begun, and was stopped or failed. */
   const act = useCallback(async (name, more = {}, asSaved = false) => {
     const now = seen.current;
     let isDone = true;
@@ -180,8 +180,8 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
       isDone = false;
       try {
         const found = await ask("overview", { view });
-        isDone = found.current !== now.branch;
-        take(found, "jump");
+        isDone = name === "say" && found.current !== now.branch;  // the turn has begun, and stands there
+        take(found, isDone ? "jump" : "end");
       } catch { /* told already */ }
     }
     setBusy(false);
@@ -245,7 +245,7 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
   };
   if (!overview) return html`<div ref=${root}>${problem ? html`<p role="alert" class="note bad">${problem.text}</p>` : html`<p class="loading">Loading …</p>`}</div>`;
   const graph = overview.graphs[shown?.graph ?? ""], nodes = graph?.nodes.map((node) => node.name).filter((name) => name !== "START" && name !== "END") ?? [];
-  const others = live ? overview.branches.filter((one) => one.id !== branch && one.graph === shown?.graph) : [];
+  const others = live ? overview.branches.filter((one) => one.id !== branch && one.inside.length === shown?.inside.length) : [];
   const compare = (other) => other && ask("compare", { branch, other }).then((found) => setCompared({ ...found, of: branch }), report);
   const choose = (id) => { setAsking(null); setBranch(id); setAt((overview.branches.find((one) => one.id === id)?.count ?? 0) - 1); };
   const isChat = Boolean(overview.form?.schema.properties?.messages), isNew = live && !overview.branches.length;
