@@ -13,17 +13,17 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 83_530, "tests": 69_182}
+LINES: Mapping[str, int] = {"source": 83_560, "tests": 69_182}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
-    "graphs/agents": 7_320,
+    "graphs/agents": 7_335,
     "graphs/baselines": 1_692,
     "graphs/cli": 2_914,
     "graphs/experiments": 7_690,
     "graphs/presets": 115,
     "graphs/serving": 2_191,
-    "graphs/studio": 2_150,
+    "graphs/studio": 2_165,
     "graphs/wiring": 4_310,
     "memory": 1_470,
     "memory/attempts": 667,
