@@ -15,11 +15,9 @@ steps earned how much. A round is an episode of this graph, and the run (graphs/
 s_ICRL of the default asks to exploit in every round. The paper's `preset` explores in even rounds and exploits in odd ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from ..memory.attempts.buffer import Buffer
 from ..nodes.arguments import Count, Range
@@ -82,7 +80,7 @@ class ICRL(WordingSettings, ChoiceSettings):
     """The temperature of its code in ScienceWorld, which is the default of APIs; the paper does not state it."""
 
     @classmethod
-    def paper(cls) -> ICRL:
+    def paper(cls) -> Self:
         """ICRL Preset: the paper's prompts, unbounded buffer with past observations whole, and answer. Rounds count from 0, as in its code."""
         return cls(instruction="preset", selection="all", max_state_chars=None, wording="paper", commit="last")
 

@@ -40,11 +40,9 @@ A prime at a number marks our replacement of that equation of the paper, Eq. 26'
 (Eq. 25). The arithmetic stands in nodes/act/decide.py and nodes/act/advantage.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from ..memory.errors import UserError
 from ..memory.returns.experiences import Credit, Experiences, control_credit, returns
@@ -220,7 +218,7 @@ class JitRL(AdvantageSettings):
     """The temperature at which the paper samples its model."""
 
     @classmethod
-    def paper(cls, benchmark: Literal["jericho", "webarena"] = "jericho") -> JitRL:
+    def paper(cls, benchmark: Literal["jericho", "webarena"] = "jericho") -> Self:
         """The paper's method with its table's values. It needs a model that writes, which judges and says what a state is.
 
         The model is asked for three options, an action that only the memory knows is added, and the world's list of actions limits both.
@@ -228,20 +226,20 @@ class JitRL(AdvantageSettings):
         return cls(**presets.PAPER[benchmark])
 
     @classmethod
-    def paper_equations(cls) -> JitRL:
+    def paper_equations(cls) -> Self:
         """The paper's equations alone, for any policy: the world's rewards, states by rule, all candidates, logits in nats, and a
         threshold that falls as in the authors' code."""
         return cls(**presets.EQUATIONS)
 
     @classmethod
-    def paper_web(cls) -> JitRL:
+    def paper_web(cls) -> Self:
         """The paper's method for the web, where all tasks of a site share a memory. The environment says how states are compared
         (tools/environments/browser.py): pages of the same kind whose task resembles, then .3 task + .7 what was done there. It needs a
         model that sees; `jitrl:paper-web?state_key=page` shows it the text of pages."""
         return replace(cls.paper("webarena"), cross_task=True)
 
     @classmethod
-    def reference(cls) -> JitRL:
+    def reference(cls) -> Self:
         """The authors' code for Jericho: argmax, probabilities as logits, a growing weight, alpha 1, k not a cap, a judge in hindsight
         whose scores are merged with the world's rewards. Unlike that code it takes only admissible actions where the environment lists
         them, and where nothing is recalled the likeliest option, not the one that the model calls best."""

@@ -5,8 +5,6 @@ including the seed. So two draws from one prompt are two calls, and a run that s
 Failed calls are not stored.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from threading import Lock
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
 from langchain_core.prompt_values import PromptValue
@@ -255,7 +253,7 @@ class CachedChatModel(Runnable[Any, Any]):
             reply = await answer(self.model, messages, config, self._model_options(kwargs))
         return self._count_reply(place, messages, reply)
 
-    def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> CachedChatModel:
+    def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> Self:
         """The same model with tools that it may call."""
         return replace(self, model=self.model.bind_tools(tools, **kwargs))
 

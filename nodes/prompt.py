@@ -4,12 +4,11 @@ A value without a place in the text is an error unless it is empty, and so is a 
 same name in a directory of their own.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
+from typing import Self
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
@@ -34,7 +33,7 @@ class Prompt:
     parts: tuple[tuple[str, Template], ...]
 
     @classmethod
-    def load(cls, name: str, overrides: Path | None = None) -> Prompt:
+    def load(cls, name: str, overrides: Path | None = None) -> Self:
         """The prompt `<name>.md` from `overrides` if it is there, else the one that comes with the package.
 
         Raises:
@@ -51,7 +50,7 @@ class Prompt:
         return cls.read(name, path.read_text(encoding="utf-8"), source=str(path))
 
     @classmethod
-    def read(cls, name: str, text: str, source: str = "text") -> Prompt:
+    def read(cls, name: str, text: str, source: str = "text") -> Self:
         """The prompt in `text`, split at its `## role` headings; `source` names the text in errors.
 
         Raises:

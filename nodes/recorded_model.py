@@ -6,15 +6,13 @@ The same question may be asked again: the n-th time gets the reply that it got t
 differs from the one before.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from threading import Lock
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -94,7 +92,7 @@ class RecordedChatModel(Runnable[Any, Any]):
         is_seeded = getattr(self.model, "seeded", False)
         return {name: value for name, value in options.items() if name != "seed" or is_seeded}
 
-    def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> RecordedChatModel:
+    def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> Self:
         """The same model with tools that it may call."""
         return self if self.model is None else replace(self, model=self.model.bind_tools(tools, **kwargs))
 

@@ -5,12 +5,10 @@
 The journal of such an episode keeps nothing: its `head` is the steps themselves, which the messages give at every model call.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AnyMessage, ToolMessage
@@ -77,7 +75,7 @@ class ChatInputs(MethodInputs):
     max_history_tokens: ClassVar[int] = 2_000
 
     @classmethod
-    def of(cls, model: BaseChatModel, agent_name: str, prompts: Path | None = None) -> ChatInputs:
+    def of(cls, model: BaseChatModel, agent_name: str, prompts: Path | None = None) -> Self:
         """Inputs for an agent's conversations.
 
         Args:
@@ -86,7 +84,7 @@ class ChatInputs(MethodInputs):
             prompts: a directory whose prompt files take the place of those of the same name.
         """
         world: Any = ChatWorld(agent_name)
-        return cls.with_chat_model(world, ConversationJournal(), model, prompts=prompts)  # type: ignore[return-value]
+        return cls.with_chat_model(world, ConversationJournal(), model, prompts=prompts)
 
 
 def episode_channels(messages: Sequence[AnyMessage], place: Place, state_key: StateKey) -> dict[str, Any]:

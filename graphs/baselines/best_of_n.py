@@ -5,10 +5,8 @@ true score. The comparison in the paper on ICRL (arXiv:2506.06303) does choose b
 beside the choice as `best attempt` and over the rounds as the running maximum.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from ...memory.attempts.buffer import Buffer
 from ..wiring.episode import ChoiceSettings, WordingSettings, attempt_nodes, episode_graph
@@ -30,7 +28,7 @@ class BestOfN(WordingSettings, ChoiceSettings):
     """Hyper-parameters. `paper` is the arm of the comparison in the paper on ICRL."""
 
     @classmethod
-    def paper(cls) -> BestOfN:
+    def paper(cls) -> Self:
         """The arm of the comparison: the paper's prompt."""
         return cls(wording="paper")
 

@@ -12,11 +12,9 @@ method that Reflexion is compared with: JitRL's last steps, or all of them (`Met
 After the last attempt of a run there is no plan to make.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from ...nodes.arguments import Count
 from ...nodes.retrieve.attempts import note_line
@@ -47,7 +45,7 @@ class Reflexion(WordingSettings, SharedAttemptSettings, MemorySettings):
     """Plans shown with `selection="last"`. Original: 3."""
 
     @classmethod
-    def paper(cls) -> Reflexion:
+    def paper(cls) -> Self:
         """The arm of the comparison in the paper on ICRL: its prompt, and all plans as far as the window goes."""
         return cls(wording="paper", selection="all")
 

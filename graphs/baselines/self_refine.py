@@ -16,10 +16,8 @@ That code asks for feedback and the next attempt in one call where the answer is
 are two.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from ...memory.attempts.buffer import Buffer
 from ...nodes.evaluate.judge import NoJudge
@@ -51,7 +49,7 @@ class SelfRefine(WordingSettings, MemorySettings):
     """The rewards that prompts show: `none`, as in the original; `dense`, each step's and their sum; `sparse`, the sum alone."""
 
     @classmethod
-    def paper(cls) -> SelfRefine:
+    def paper(cls) -> Self:
         """The arm of the comparison: the paper's prompt, and all pairs as far as the window goes."""
         return cls(wording="paper", selection="all")
 

@@ -7,8 +7,6 @@ The thread has an event loop of its own, so that this works in a script, and in 
 block (`OpenAI`) and those that do not (`AsyncOpenAI`) can both be used.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import secrets
@@ -19,7 +17,7 @@ from contextlib import suppress
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ...memory.errors import UserError
 from ..claas import CLaaS
@@ -48,7 +46,7 @@ class BackgroundServer:
             self._stop()
             self._thread.join()
 
-    def __enter__(self) -> BackgroundServer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -9,8 +9,6 @@ time for all tenants together. Which version answers a request is decided in gra
 This file knows no web server and no model: graphs/cli/serve.py joins it to `tools/serving/chat_server.py` and to an engine.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time
@@ -20,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ...memory.claas.adapters import Adapters
 from ...memory.claas.replay import Replay
@@ -147,7 +145,7 @@ class Service(Administration):
         await asyncio.to_thread(self._feedback_threads.shutdown)
         await asyncio.to_thread(self.replay.close)
 
-    async def __aenter__(self) -> Service:
+    async def __aenter__(self) -> Self:
         await self.start()
         return self
 

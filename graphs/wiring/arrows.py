@@ -10,12 +10,10 @@
 Where `a` has no fan-out, a dotted arrow is an outcome of its router, as LangGraph draws it, and without a label that of its target's name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, Self, Union, get_args, get_origin, get_type_hints
 
 from langchain_core.runnables import Runnable
 from langgraph.graph import END, START, StateGraph
@@ -57,7 +55,7 @@ class Branching:
     """True if it may return none of them, such as an empty list of Sends; the graph then ends."""
 
     @classmethod
-    def from_router(cls, source: str, router: Router) -> Branching:
+    def from_router(cls, source: str, router: Router) -> Self:
         """The branching of a function, whose return type is a `Literal` of its outcomes.
 
         Raises:

@@ -4,8 +4,6 @@ Every input but the environment has a default that works: a uniform policy, a jo
 environment's own rewards.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -210,7 +208,7 @@ class MethodInputs(ArgumentCheck):
         return replace(self, environment=without_verdicts(self.environment))
 
     @classmethod
-    def with_scoring_model(cls, environment: Environment, journal: Journal, model: ScoringModel, **more: Any) -> MethodInputs:
+    def with_scoring_model(cls, environment: Environment, journal: Journal, model: ScoringModel, **more: Any) -> Self:
         """Inputs for a model in this process, which scores the admissible actions and counts its own tokens.
 
         Args:
@@ -239,7 +237,7 @@ class MethodInputs(ArgumentCheck):
     @classmethod
     def with_chat_model(
         cls, environment: Environment, journal: Journal, model: BaseChatModel, *, stepwise: bool = False, **more: Any
-    ) -> MethodInputs:
+    ) -> Self:
         """Inputs for a chat model that writes its actions.
 
         It writes a whole answer where the environment can read one (it has `read`), else a thought and an action at every step.

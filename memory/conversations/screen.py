@@ -9,14 +9,12 @@
 The patterns know the usual forms. They are no proof: prompts show memory as data all the same (nodes/fence.py).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
@@ -87,7 +85,7 @@ class Screen:
     trusted_tools: tuple[str, ...] = ()
     """Names of tools whose results are the app's own words, such as its policies: they are remembered as they are."""
 
-    def __new__(cls, *args: Any, **given: Any) -> Screen:
+    def __new__(cls, *args: Any, **given: Any) -> Self:
         """Check the options' names; raises `UserError` where one is misspelt."""
         for name in given.keys() - (known := [one.name for one in fields(cls)]):
             raise UserError(f"Screen has no option {name!r}{did_you_mean(name, known, 'it has')}")

@@ -1,12 +1,10 @@
 """The experiences that may be neighbours of each other, in columns: 26 bytes for a visit to a state, and the index of the states."""
 
-from __future__ import annotations
-
 from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -264,7 +262,7 @@ class Scope:
         return meta, columns, [part for part in self.index.parts[:-1] if len(part)]
 
     @classmethod
-    def load(cls, meta: Mapping[str, Any], columns: Mapping[str, NDArray[Any]], segments: Sequence[IndexSegment]) -> Scope:
+    def load(cls, meta: Mapping[str, Any], columns: Mapping[str, NDArray[Any]], segments: Sequence[IndexSegment]) -> Self:
         """The scope of a snapshot."""
         made = cls(TokenSegments(segments))
         made.row_count = int(meta["rows"])

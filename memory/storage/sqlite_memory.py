@@ -5,15 +5,13 @@
 SQLite overwrites deleted bytes with zeros (`secure_delete`); its log, which still has them, is emptied after each deletion.
 """
 
-from __future__ import annotations
-
 import logging
 import sqlite3
 import time
 from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from langgraph.store.base import Op, PutOp, Result
 from langgraph.store.sqlite import SqliteStore
@@ -36,7 +34,7 @@ class SqliteMemory(SqliteStore):
     _is_closed = False
 
     @classmethod
-    def open(cls, folder: str | PathLike[str]) -> SqliteMemory:
+    def open(cls, folder: str | PathLike[str]) -> Self:
         """The store in a folder, which is made if it is not there.
 
         Raises:
@@ -101,7 +99,7 @@ class SqliteMemory(SqliteStore):
         self._is_closed = True
         self.conn.close()
 
-    def __enter__(self) -> SqliteMemory:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: Any) -> None:

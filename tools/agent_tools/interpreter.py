@@ -34,8 +34,6 @@ no others. The host's working directory, output, limits and signal handlers are 
 die too; their folders in the temporary directory then stay.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -55,7 +53,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from langchain_core.tools import BaseTool, StructuredTool
 
@@ -276,7 +274,7 @@ class Interpreter:
             if getattr(self, name) < least:
                 raise InterpreterError(f"interpreter: {name} is at least {least:g}, got {getattr(self, name)!r}")
 
-    def __enter__(self) -> Interpreter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -6,13 +6,11 @@ teacher.safetensors                               of a teacher that lags behind 
 learner.json                                      base, settings, updates, running statistics of the rewards
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError
@@ -78,7 +76,7 @@ class VersionFiles:
     """LoRA's parameters: name -> shape."""
 
     @classmethod
-    def of(cls, wrapper: Any, model: LocalChatModel, base: str, settings: LoRA) -> VersionFiles:
+    def of(cls, wrapper: Any, model: LocalChatModel, base: str, settings: LoRA) -> Self:
         """The files of versions of PEFT's wrapper, made with these settings over a model of this fingerprint."""
         with scratch_folder(None) as folder:
             write_adapter(wrapper, folder, None if Path(model.model).exists() else model.model)

@@ -1,7 +1,5 @@
 """Java machines as child processes, for the games that are written in Java. Needs py4j, which those games bring along."""
 
-from __future__ import annotations
-
 import importlib
 import shutil
 import socket
@@ -12,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from ....memory.errors import UserError
 from .worlds import LiveWorld, Solvable
@@ -30,7 +28,7 @@ class Java:
     """Servers that finished games gave back."""
 
     @classmethod
-    def launch(cls, name: str, constants: str, install: str, options: Sequence[str] = ()) -> Java:
+    def launch(cls, name: str, constants: str, install: str, options: Sequence[str] = ()) -> Self:
         """Start a machine.
 
         Args:
