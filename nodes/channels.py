@@ -93,6 +93,11 @@ def maker_channels(maker: Callable[..., Any]) -> NodeChannels:
 
 def type_hints(value: Any, include_extras: bool = False) -> dict[str, Any]:
     """Its type annotations, with what `Annotated` adds if asked for; none where they cannot be evaluated."""
+    return _type_hints(getattr(value, "__func__", value), include_extras)
+
+
+@lru_cache(maxsize=1024)
+def _type_hints(value: Any, include_extras: bool) -> dict[str, Any]:
     try:
         return get_type_hints(value, include_extras=include_extras)
     except (NameError, TypeError, AttributeError):

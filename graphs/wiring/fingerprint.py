@@ -6,6 +6,7 @@ graph of your own depends on, such as texts in its code, has a version in `Rollo
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -67,11 +68,16 @@ def model_fingerprint(model: Any) -> str:
 
 def _prompt_files(overrides: Path | None) -> str:
     """A digest of the package's prompt files, those of the same name in the folder `overrides` in their place."""
-    texts = {str(path.relative_to(PROMPTS_DIR)): path.read_text(encoding="utf-8") for path in PROMPTS_DIR.rglob("*.md")}
+    texts = _package_prompts().copy()
     for name in texts if overrides else ():
         if (own := Path(str(overrides), name)).is_file():
             texts[name] = own.read_text(encoding="utf-8")
     return cache_key(sorted(texts.items()))
+
+
+@cache
+def _package_prompts() -> dict[str, str]:
+    return {str(path.relative_to(PROMPTS_DIR)): path.read_text(encoding="utf-8") for path in PROMPTS_DIR.rglob("*.md")}
 
 
 def _settings(value: Any, depth: int = _DEPTH) -> Any:
