@@ -82,8 +82,8 @@ def test_the_tokenizer_knows_every_word_of_the_scenarios() -> None:
 def test_training_lowers_the_loss_and_writes_a_model_that_loads(
     made: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokenizer = cache(made.train_tokenizer)  # learned once for both trainings
-    monkeypatch.setattr(made, "train_tokenizer", lambda *given: tokenizer(*map(tuple, given[:2]), *given[2:]))
+    tokenizer = cache(made.train_tokenizer)  # learned once for both trainings, of some of the texts
+    monkeypatch.setattr(made, "train_tokenizer", lambda *given: tokenizer(*(tuple(one[:100]) for one in given[:2]), *given[2:]))
     legs = [replace(leg, learning_rate=4e-2) for leg in made.LEGS[:2]]  # it rises for 100 steps, of which 12 are done
     games_left_out = {"tasks": 0} if made is train else {}
     made.train(tmp_path, legs, max_steps=2, **games_left_out)
@@ -104,5 +104,5 @@ def mean_loss(folder: Path) -> float:
 
 @pytest.mark.slow
 def test_cards_are_measured() -> None:
-    assert "| score, strategy of 7 rules |" in gate.measure_pocket(POCKET, domains=2)
+    assert "| score, strategy of 7 rules |" in gate.measure_pocket(POCKET, domains=1)
     assert "| turns right | 0." in gate.measure_guard(guard.GUARD_WEIGHTS, seeds=1)

@@ -54,9 +54,7 @@ def fill(kind: str, learner: Any, world: TauBench) -> None:
 
 @needs("tau2")
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kinds", [("own", "adversarial", "one wrong reward"), pytest.param(KINDS, marks=pytest.mark.long)], ids=["some", "all"]
-)
+@pytest.mark.parametrize("kinds", [("own", "adversarial"), pytest.param(KINDS, marks=pytest.mark.long)], ids=["some", "all"])
 def test_no_memory_makes_an_expert_worse_and_good_ones_help_who_errs(kinds: tuple[str, ...]) -> None:
     world = TauBench()
     names = [tool.name for tool in ToolEpisode(world, world.task(0)).tools]

@@ -158,7 +158,7 @@ def test_pocket_writes_lessons_and_reads_them() -> None:
 
     def final(build: Any, settings: Any) -> float:
         ends = []
-        for seed in range(3):
+        for seed in range(2):
             graph = merge_steps(build(MethodInputs.with_scoring_model(world, Journal(), pocket), settings))  # type: ignore[arg-type]
             plan = {"task": world.task(seed), "run": f"r{seed}", "episode": 0, "episodes": 8}
             ends += run.build(graph).invoke(plan)["scores"][-3:]

@@ -349,7 +349,7 @@ async def test_200_feedbacks_past_the_bound_it_follows_a_user_who_changes_his_mi
     """The bound holds at every step, no version fails for it, and what the user wants now takes the place of what he wanted."""
     async with serving(tmp_path, changed(JAM, replay={"max_samplings": 2})) as service:
         shares = {}
-        for word, start, count in (("blue", 0, 300), ("red", 300, 200)):
+        for word, start, count in (("blue", 0, 200), ("red", 200, 200)):
             for i in range(start, start + count, 10):
                 await teach(service, 10, start=i, word=word)
             replies = [await urn.say(service, f"say {i}", f"{word}-{i}", store=False) for i in range(100)]

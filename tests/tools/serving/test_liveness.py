@@ -14,7 +14,7 @@ async def test_a_busy_loop_is_alive_and_one_that_hangs_is_not() -> None:
     """The process answers while the loop is blocked: 503 once it has noted nothing for long, and 200 again when it runs."""
     listening = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listening.getsockname()[1]}/livez"
-    with liveness_process(listening, 2.0):
+    with liveness_process(listening, 0.5):
         seen = []
         while not seen or seen[-1].status_code != 503:
             seen.append(httpx.get(url, timeout=60))  # blocks the loop

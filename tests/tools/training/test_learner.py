@@ -779,6 +779,10 @@ def note(folder: Path, **changed: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changed))
 
 
-def test_a_model_behind_an_api_cannot_be_trained(shelf: StoredVersions) -> None:
+def test_a_model_behind_an_api_and_weights_that_are_not_there_cannot_be_trained(
+    shelf: StoredVersions, pocket: LocalChatModel
+) -> None:
     with pytest.raises(UserError):
         InProcessLearner("nonsense", shelf.folder, shelf.write, LearnerSettings())
+    with pytest.raises(UserError, match="targets 'no_such_proj'"):
+        InProcessLearner(pocket, shelf.folder, shelf.write, LearnerSettings(LoRA(targets="no_such_proj")))

@@ -103,12 +103,6 @@ def test_errors_come_back_as_they_were_raised(worker: WorkerLearner, pocket: Loc
     assert worker.correct(batch).kept  # it goes on
 
 
-def test_an_adapter_for_weights_that_are_not_there_is_said_at_the_start(tmp_path: Path) -> None:
-    shelf = StoredVersions(tmp_path)
-    with pytest.raises(UserError, match="targets 'no_such_proj'"):
-        WorkerLearner(LearnerModel("pocket"), shelf.folder, shelf.write, LearnerSettings(LoRA(targets="no_such_proj")), nice=0)
-
-
 def test_a_learner_that_starts_in_the_background_is_waited_for(pocket: LocalChatModel, tmp_path: Path) -> None:
     shelf, base = StoredVersions(tmp_path), fingerprint(pocket)
     late = WorkerLearner(LearnerModel("pocket"), shelf.folder, shelf.write, SMALL, nice=0, base=base)
@@ -120,15 +114,24 @@ def test_a_learner_that_starts_in_the_background_is_waited_for(pocket: LocalChat
         early.correct(minibatch(pocket, base))
 
 
-@pytest.mark.parametrize(("spec", "base", "said"), [("local:/none", "b", "no folder /none"), ("pocket", "c", "the engine c")])
 def test_a_learner_that_cannot_start_is_no_fault_of_a_minibatch_and_is_tried_again(
-    pocket: LocalChatModel, tmp_path: Path, spec: str, base: str, said: str
+    pocket: LocalChatModel, tmp_path: Path
 ) -> None:
-    shelf = StoredVersions(tmp_path)
-    late = WorkerLearner(LearnerModel(spec), shelf.folder, shelf.write, SMALL, nice=0, base=base)  # which tries by itself
-    with pytest.raises(RuntimeError, match=f"cannot be started: .*{said}"):
-        late.correct(minibatch(pocket, base))
+    shelf, gone = StoredVersions(tmp_path), LearnerModel("local:/none")
+    with pytest.raises(UserError, match="there is no folder /none"):  # said at the start, where it is waited for
+        WorkerLearner(gone, shelf.folder, shelf.write, SMALL, nice=0)
+    late = WorkerLearner(gone, shelf.folder, shelf.write, SMALL, nice=0, base="b")  # which tries by itself
+    with pytest.raises(RuntimeError, match=r"cannot be started: .*no folder /none"):
+        late.correct(minibatch(pocket, "b"))
     late.close()
+
+
+def test_a_learner_of_another_model_than_the_engines_does_not_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shelf = StoredVersions(tmp_path)
+    other = WorkerLearner(LearnerModel("pocket"), shelf.folder, shelf.write, SMALL, nice=0, base="c")
+    wait_until(lambda: "cannot be started: " in caplog.text)
+    assert "the engine c" in caplog.text
+    other.close()
 
 
 def test_a_killed_worker_loses_nothing(worker: WorkerLearner, pocket: LocalChatModel) -> None:
