@@ -16,7 +16,7 @@ from learngraph.graphs.experiments.play import play
 from learngraph.graphs.experiments.results import is_finished
 
 pytest.importorskip("trl", reason="needs trl")
-EPISODES = 5
+EPISODES = 4
 SETTINGS = {"sft": {"every": 2}, "grpo": {"group_size": 2}}
 
 

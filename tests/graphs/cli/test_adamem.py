@@ -156,7 +156,7 @@ def test_a_run_of_tasks_that_changed_is_no_bank(here: Path) -> None:
 @pytest.mark.slow
 def test_a_model_is_tuned_on_the_strategies_that_helped_and_plays(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Once for a folder; of outcome as many examples as of step; and a run without any that passes says so."""
-    how = "--mode high --author rule --temperature 0 --env toy --bank gold@10 --seeds 1 --success-threshold 1"
+    how = "--mode high --author rule --temperature 0 --env toy --bank gold@6 --seeds 1 --success-threshold 1"
     play(f"adamem {how} --tuned step@3 --out run --compare adamem?tuned=outcome@3")
     said = capsys.readouterr().err
     (found, steps) = re.search(

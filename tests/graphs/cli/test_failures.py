@@ -160,28 +160,10 @@ def test_a_server_may_move(here: Path) -> None:
 @pytest.mark.slow
 def test_sigterm_ends_without_a_word_of_leaked_semaphores(tmp_path: Path) -> None:
     with OpenAIServer([{"text": "Action: wait", "delay": 60.0}]) as server:
-        command = [
-            sys.executable,
-            "-m",
-            "learngraph",
-            "run",
-            "react",
-            *ASK,
-            "--seeds",
-            "2",
-            "--workers",
-            "2",
-            "--concurrency",
-            "1",
-        ]
-        running = subprocess.Popen(
-            [*command, "--base-url", server.url, "--out", "run"],
-            cwd=tmp_path,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ,
-        )
-        wait_until(lambda: len(server.requests) >= 2)
+        command = [sys.executable, "-m", "learngraph", "run", "react", *ASK, "--seeds", "1", "--workers", "1"]
+        command += ["--base-url", server.url, "--out", "run"]
+        running = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=os.environ)
+        wait_until(lambda: len(server.requests) >= 1)
         running.send_signal(signal.SIGTERM)
         _, said = running.communicate(timeout=60)
     assert running.returncode == 143

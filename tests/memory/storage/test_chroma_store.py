@@ -475,13 +475,13 @@ class FaultyServer:
 
 def test_a_server_whose_answers_are_broken_is_waited_for_and_then_said(server: str) -> None:
     faulty = FaultyServer(server)
-    with ChromaStore.open(faulty.url, patience=0.3) as store:
+    with ChromaStore.open(faulty.url, patience=0.3) as store, ChromaStore.open(faulty.url, patience=PATIENCE) as patient:
         for fault in (503, 200):
             faulty.fault = fault
             with pytest.raises(UserError, match="no Chroma server answers"):
                 store.put(NS, "lost", {})
             threading.Timer(0.1, lambda: setattr(faulty, "fault", 0)).start()
-            store.put(NS, str(fault), {})
+            patient.put(NS, str(fault), {})
         faulty.fault = 500
         with pytest.raises(UserError, match="cannot be read: the server says <html>Sorry"):
             store.put(NS, "lost", {})

@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 from forks import Python
+from in_process import play_in_process
 from langgraph.graph import START, StateGraph
 from learning_agents import FORGOTTEN, forget_one
 from postgres_server import BIN, PostgresServer, temporary_server
@@ -156,8 +157,9 @@ def scores(out: Path) -> list[float]:
 
 
 def test_a_run_whose_server_is_killed_ends_as_an_unbroken_one(
-    server: PostgresServer, database: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    server: PostgresServer, database: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    play_in_process(monkeypatch, tmp_path)
     secret = database.replace("tests@", "tests:sesame@")  # this server asks for no password, and takes any
     out, unbroken = tmp_path / "run", tmp_path / "unbroken"
     command = ["run", "jitrl", "--env", "toy", "--prior", "uniform", "--seeds", "2", "--episodes", "6", "--out", str(out)]
