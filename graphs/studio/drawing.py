@@ -1,8 +1,10 @@
 """A drawing that is edited on the page: its text in a `.mmd` file, the check of it, and the nodes to draw with."""
 
 import hashlib
+import json
 import math
 import os
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -11,9 +13,11 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from ...memory.errors import UserError, did_you_mean
 from ...nodes.catalogue import VERBS, catalogue
-from ...nodes.channels import node_channels
+from ...nodes.channels import node_channels, type_hints
 from ..wiring.drawn import read_wiring
 from ..wiring.flow import FlowError, check, rewire, to_mermaid
 from ..wiring.inputs import MethodInputs
@@ -119,10 +123,24 @@ class Drawing:
         nodes, lacking = dict[str, Any](), dict[str, UserError]()
         for name, kind in wanted.items():
             try:
-                nodes[name] = self._inputs().node(kind)
+                nodes[name] = self._inputs().node(kind, **read_settings(text, name))
             except UserError as error:
                 lacking[name] = error
         return nodes, {name: self._inputs().node(kind) for name, kind in routers.items()}, lacking
+
+    def node_form(self, text: str, name: str) -> dict[str, Any] | None:
+        """The form of the settings of a node that is made by its name; None for another, and for one without settings.
+
+        Changed settings stand in the text, as `%% EpsilonGreedy {"epsilon": 0.2}`, which Mermaid takes for a comment.
+        """
+        nodes, _, _ = self._further(text)
+        wanted, _ = drawn_from_catalogue(text, self._graph.builder.nodes)
+        if name not in nodes or not (given := _settings_of(wanted[name], nodes[name])):
+            return None
+        usual = _settings_of(wanted[name], self._inputs().node(wanted[name]))
+        hints = type_hints(type(nodes[name]), True)
+        parts = {one: TypeAdapter(hints.get(one, type(given[one]))).json_schema() | {"default": usual[one]} for one in given}
+        return {"title": f"Settings of {name}", "schema": {"type": "object", "properties": parts}, "value": given}
 
     def wire_onto(self, graph: Any) -> Any:
         """A graph with the same nodes as ours, as the saved drawing wires it; as it is while nothing is saved."""
@@ -230,11 +248,31 @@ def python_text(source: PythonSource, nodes: Mapping[str, str], routers: Mapping
     )
 
 
-def _call_of(name: str, node: Any) -> str:
-    """The call that makes a node of the catalogue, with its settings: who reads the file sees them, and may change them."""
+def read_settings(text: str, name: str) -> dict[str, Any]:
+    """The settings of a node that a drawing's text has.
+
+    Raises:
+        UserError: its line is no JSON object.
+    """
+    line = re.search(rf"^\s*%% {re.escape(name)} (\{{.*)$", text, re.MULTILINE)
+    try:
+        return dict(json.loads(line[1])) if line else {}
+    except ValueError as error:
+        raise UserError(
+            f'the settings of {name} are a JSON object, as %% {name} {{"k": 3}}; got {line and line[1]} ({error})'
+        ) from error
+
+
+def _settings_of(name: str, node: Any) -> dict[str, Any]:
+    """The settings of a node of the catalogue that are plain values."""
     known = next(one.settings for one in catalogue() if name in (one.name, f"{one.verb}.{one.name}"))
     given = {one: value for one in known if isinstance(value := getattr(node, one, None), bool | int | float | str)}
-    return f"inputs.node({name!r}{''.join(f', {one}={value!r}' for one, value in given.items() if value != math.inf)})"
+    return {one: value for one, value in given.items() if value != math.inf}
+
+
+def _call_of(name: str, node: Any) -> str:
+    """The call that makes a node of the catalogue, with its settings: who reads the file sees them, and may change them."""
+    return f"inputs.node({name!r}{''.join(f', {one}={value!r}' for one, value in _settings_of(name, node).items())})"
 
 
 def _entry(name: str, about: str, reads: Iterable[str], writes: Iterable[str], module: str = "") -> dict[str, str]:

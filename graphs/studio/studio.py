@@ -42,6 +42,7 @@ class Studio:
             "check": lambda text: self._open_drawing().check(str(text)),
             "save": lambda text, version: self._open_drawing().save(str(text), str(version)),
             "nodes": lambda: self._open_drawing().palette(),
+            "node": lambda text, name: self._open_drawing().node_form(str(text), str(name)),
             "python": lambda: self._open_drawing().write_python(),
             "overview": self._overview,
             "moments": lambda view, branch, start, count: self._view(view).moments(

@@ -401,6 +401,19 @@ async def test_a_node_goes_behind_what_is_chosen_or_before_the_end_and_undo_brin
             await opened.run("document.querySelector('.palette li button').focus()")
             await press(opened, "z", ctrl=True)
             await until(opened, f"{text} === {last!r} && {behind('Act')}")  # the choice is there again, too
+            await choose("data-box=Choose")
+            field = "document.querySelector('.editor form.ask input[type=number]')"
+            await until(opened, f"{field} !== null")  # the settings of a node that is made by its name
+            assert await opened.run(f"document.activeElement !== {field}"), "the keys stay with the picture"
+            await opened.run(f"{field}.select()")
+            await opened.run(f"{field}.focus()")
+            await opened.ask("Input.insertText", text="0.5")
+            await press(opened, "Enter")
+            comment = '%% Choose {"temperature":0.5}'
+            await until(opened, f"{text} === {last + comment + '; '!r}")
+            await opened.run("document.querySelector('.palette li button').focus()")
+            await press(opened, "z", ctrl=True)
+            await until(opened, f"{text} === {last!r}")
             await choose("data-box=END")
             await until(opened, f"{place}.endsWith('before the end')")
             await choose("data-from=Act][data-to=ZeroJudge")

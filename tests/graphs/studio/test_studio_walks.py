@@ -538,11 +538,27 @@ def test_any_node_of_the_catalogue_is_put_into_a_drawing_of_ones_own(
     assert sum(said.values()) > 50
     shown = {node["name"]: node["settings"] for group in drawing.palette()[1:] for node in group["nodes"]}
     assert (shown["EpsilonGreedy"], shown["LookUpQValues"]) == ("epsilon: float", "")
-    drawing.save(text.replace("START --> ", "START --> Submit --> EpsilonGreedy --> "), drawing.read()["version"])
+    further = text.replace("START --> ", "START --> Submit --> EpsilonGreedy --> ")
+    form = drawing.node_form(further, "EpsilonGreedy")
+    assert form is not None
+    assert (form["value"], form["schema"]["properties"]["epsilon"]["default"]) == ({"epsilon": 0.1}, 0.1)
+    assert drawing.node_form(further, "Act") is None, "it has no settings"
+    further += '  %% EpsilonGreedy {"epsilon": 0.25}\n'
+    form = drawing.node_form(further, "EpsilonGreedy")
+    assert form is not None
+    assert (form["value"], form["schema"]["properties"]["epsilon"]["default"]) == ({"epsilon": 0.25}, 0.1)
+    for wrong, says in (
+        ('{"epsilon": "many"}', "epsilon"),
+        ('{"eps": 1}', "takes epsilon, got eps"),
+        ("{0.3}", "a JSON object"),
+    ):
+        found = drawing.check(further.replace('{"epsilon": 0.25}', wrong))["findings"]
+        assert any(says in one["message"] for one in found), found
+    drawing.save(further, drawing.read()["version"])
     assert drawing.write_python()["message"].endswith("Fill in the dots of Submit first.")
     written = drawing.path.with_suffix(".py").read_text()
     assert "'Submit': inputs.node('Submit', read=..., toolset=...)" in written
-    assert "'EpsilonGreedy': inputs.node('EpsilonGreedy', epsilon=0.1)" in written
+    assert "'EpsilonGreedy': inputs.node('EpsilonGreedy', epsilon=0.25)" in written
     assert written.count("inputs.node('Act')") == ("agent" in target)  # and its router is another
 
 

@@ -35,6 +35,13 @@ function refuseBound(edge, name, edges) {
   throw new Error(`'${edge.source}' leads to '${edge.target}' by itself, past any box in that arrow. ${name} can stand in ${free.length ? `an arrow that only the drawing leads: ${free.slice(0, 6).join("; ")}` : "no arrow of this drawing"}.`);
 }
 
+/** The settings of a node stand in a comment of its own; with none, the comment goes. */
+export function putSettings(text, name, settings) {
+  const isTheirs = (line) => line.trim().startsWith(`%% ${name} {`), made = Object.keys(settings).length ? [`  %% ${name} ${JSON.stringify(settings)}`] : [];
+  const lines = text.trimEnd().split("\n");
+  return made.length || lines.some(isTheirs) ? `${[...lines.filter((line) => !isTheirs(line)), ...made].join("\n")}\n` : text;
+}
+
 export function addArrow(text, from, to) {
   if (from === "END" || to === "START") throw new Error("Nothing leaves END, and nothing enters START.");
   return `${text.trimEnd()}\n  ${from} --> ${to}\n`;

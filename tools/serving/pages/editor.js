@@ -1,6 +1,7 @@
 // The drawing: its Mermaid text beside the live picture, the check's findings at their lines, and the palette of nodes.
 const { html, useEffect, useRef, useState } = viewLibrary;
-import { addArrow, moveInto, putBehind, putInto, putLast, removeArrow, removeBox } from "./edit_text.js";
+import { addArrow, moveInto, putBehind, putInto, putLast, putSettings, removeArrow, removeBox } from "./edit_text.js";
+import { Form } from "./form.js";
 import { GraphPicture, Legend } from "./graph.js";
 
 const E = editorLibrary;
@@ -167,7 +168,17 @@ export function EditorView({ ask, dirty, here }) {
   // The last choice that is in the drawing: where one was put in and undone, the choice before it. Before the end is where one begins.
   const lastDrawn = (drawn, edges) => now.current.choices.map((one) => (typeof one === "string" ? drawn.find((name) => name === one) : edges.find((edge) => isSame(edge, one)))).findLast(Boolean);
   const choose = (one) => setChoices((before) => (one === "END" ? [] : [...before, one]));
+  const [form, setForm] = useState(null);
   const chosen = picture && lastDrawn(picture.nodes.map((node) => node.name), picture.edges);
+  useEffect(() => {  // the settings of a chosen node of the catalogue, and of none while the text cannot be read
+    const words = text, name = typeof chosen === "string" ? chosen : "";
+    if (!name || unread) { setForm(null); return; }
+    ask("node", { text: words, name }).then((found) => setForm(found && { ...found, key: `${name} ${JSON.stringify(found.value)}`, name }), () => setForm(null));
+  }, [picture, chosen, unread]);
+  const configure = (value) => {
+    const usual = form.schema.properties, own = Object.fromEntries(Object.entries(value).filter(([key, one]) => one !== usual[key].default));
+    edit((words) => putSettings(words, form.name, own));
+  };
   // Of the catalogue's nodes there may be several in a drawing, which are numbered; a graph's own node is drawn once.
   const insert = (name, own) => edit((words, edges, drawn) => {
     if (own && drawn.includes(name)) throw new Error(`'${name}' is drawn already, and the graph has one of it; drag its box onto an arrow to move it.`);
@@ -189,7 +200,7 @@ export function EditorView({ ask, dirty, here }) {
   const remove = () => edit((words, edges, drawn) => {
     const place = lastDrawn(drawn, edges);
     if (!place) throw new Error("Click the box or the arrow that is to be taken away.");
-    return typeof place === "string" ? removeBox(words, place, edges) : removeArrow(words, place);
+    return typeof place === "string" ? putSettings(removeBox(words, place, edges), place, {}) : removeArrow(words, place);
   });
   useEffect(() => {  // the editor's keys, also while the focus is on the palette or nowhere
     const press = (event) => {
@@ -229,7 +240,8 @@ export function EditorView({ ask, dirty, here }) {
         <div class="card"><h3>Check</h3><div role="status">${findings.length === 0 ? html`<p class="soft">Nothing is wrong with this drawing.</p>`
           : html`<ol class="findings">${findings.map((one) => html`<li class=${one.severity}>${one.line ? html`<button type="button" class="plain" onClick=${() => toLine(one.line)}>line ${one.line}</button> ` : ""}${one.message}</li>`)}</ol>`}</div></div>
         <${Palette} ask=${ask} insert=${insert} found=${names} graph=${file?.graph} chosen=${chosen}/></div>
-      <div><div class="card">${picture ? html`<${GraphPicture} graph=${picture} stale=${unread} lit=${[chosen].filter((one) => typeof one === "string")} pick=${choose} edit=${mouse}/><${Legend} graph=${picture}/>` : html`<p class="soft">The picture appears when the text can be read.</p>`}</div></div>
+      <div><div class="card">${picture ? html`<${GraphPicture} graph=${picture} stale=${unread} lit=${[chosen].filter((one) => typeof one === "string")} pick=${choose} edit=${mouse}/><${Legend} graph=${picture}/>` : html`<p class="soft">The picture appears when the text can be read.</p>`}</div>
+        ${form && html`<div class="card"><${Form} key=${form.key} title=${form.title} form=${{ ...form, title: undefined }} button="Set" takesFocus=${false} submit=${configure}/></div>`}</div>
     </div>
   </section>`;
 }

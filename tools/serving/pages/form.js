@@ -56,10 +56,10 @@ function Field({ id, name, schema, root, value, set }) {
 let forms = 0;
 
 /** `submit(value)`, by the button, Enter in a field of one line, or Ctrl+Enter; Escape and Cancel call `close`. */
-export function Form({ form, title, button = "Write", submit, close = null, about = null }) {
+export function Form({ form, title, button = "Write", submit, close = null, about = null, takesFocus = true }) {
   const [value, setValue] = useState(form.value), [id] = useState(() => `form${(forms += 1)}`), box = useRef(null);
   useEffect(() => {  // but not while another form has the focus
-    if (!box.current.getRootNode().activeElement?.closest("form.ask")) box.current.querySelector("textarea, input, select")?.focus({ preventScroll: true });
+    if (takesFocus && !box.current.getRootNode().activeElement?.closest("form.ask")) box.current.querySelector("textarea, input, select")?.focus({ preventScroll: true });
   }, []);
   const press = (event) => {
     if (event.key === "Escape" && close) close();
