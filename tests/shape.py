@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 83_534, "tests": 69_182}
+LINES: Mapping[str, int] = {"source": 83_560, "tests": 69_230}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -23,7 +23,7 @@ ROOMS: Mapping[str, int] = {
     "graphs/experiments": 7_690,
     "graphs/presets": 115,
     "graphs/serving": 2_189,
-    "graphs/studio": 2_163,
+    "graphs/studio": 2_205,
     "graphs/wiring": 4_307,
     "memory": 1_470,
     "memory/attempts": 667,
