@@ -293,6 +293,23 @@ def _others_wait(conversation: Conversation, ratings: Sequence[Rating], turn: st
     return waits
 
 
+def _rating_to_change(
+    conversation: Conversation, given: Sequence[Rating], turn: str, *, of_turn: bool, of_message: bool
+) -> Rating:
+    """The rating that feedback about a turn changes, one of `given` or a new one. `of_turn` and `of_message` say what the app named."""
+    there = {one.is_single: one for one in given if one.turn == turn}
+    alone, with_others = there.get(True), there.get(False)
+    is_branch = turn in _branches(conversation)
+    is_single = of_message or (of_turn and is_branch)
+    if is_branch:
+        found = alone if is_single else with_others
+    elif of_message:
+        found = alone or with_others
+    else:  # what is said of the thread is about the turns that nobody has rated by themselves, where there are any
+        found = with_others or (None if _others_wait(conversation, given, turn) else alone)
+    return found or Rating(turn, None, is_single=is_single)
+
+
 def _branches(conversation: Conversation) -> set[str]:
     """Ids of the turns that ran beside each other, as branches of `Send`."""
     return {id for one in conversation.turns if one.branch_of for id in (one.id, one.branch_of)}
@@ -494,14 +511,7 @@ class ConversationStore:
             conversation, given = recorded or self.conversation(thread), kept.ratings if kept else ()
             reward = None if reward is None else finite_reward(reward)
             rated = _find_turn(conversation, turn=turn, run_id=run_id, message_id=message_id).id
-            is_single, there = (turn or message_id) is not None, {one.is_single: one for one in given if one.turn == rated}
-            if rated in _branches(conversation):  # by itself, or with all others
-                same = there.get(is_single)
-            elif is_single := message_id is not None:
-                same = there.get(True) or there.get(False)
-            else:  # what is said of the thread is about the turns that nobody has rated by themselves, where there are any
-                same = there.get(False) or (None if _others_wait(conversation, given, rated) else there.get(True))
-            known = same or Rating(rated, None, source=source, is_single=is_single)
+            known = _rating_to_change(conversation, given, rated, of_turn=bool(turn), of_message=message_id is not None)
             words = {**known.others, known.source: known.text}
             own = words.pop(source, "") if text is None else clean_text(text)
             others = {name: said for name, said in words.items() if said and name != source}
@@ -511,9 +521,8 @@ class ConversationStore:
             if rating.reward is None and not rating.words:
                 raise UserError("feedback: give a reward, a text, or both; retract(thread_id) deletes a rating")
             places = {one.id: n for n, one in enumerate(conversation.turns)}
-            ratings = tuple(
-                sorted([*(one for one in given if one is not same), rating], key=lambda one: places.get(one.turn, -1))
-            )
+            left = [one for one in given if one is not known]
+            ratings = tuple(sorted([*left, rating], key=lambda one: places.get(one.turn, -1)))
             # All of it again: a crash may have come before.
             self._derive(conversation, ratings, {f"{thread}/{places[rating.turn]}"}, Ratings(thread, ratings))
             return rating
