@@ -68,10 +68,10 @@ def rounds(settings: icrl.ICRL, count: int = 25, task: Task = TASK, name: str = 
 
 @pytest.mark.slow
 def test_copying_the_best_prefix_never_gets_worse_and_needs_the_rewards() -> None:
-    """On each of 5 seeds the return never falls; on average it rises, and ends above where zeroed rewards end."""
+    """On each of 3 seeds the return never falls; on average it rises, and ends above where zeroed rewards end."""
     everything = icrl.ICRL(selection="all")
-    seen = [rounds(everything, 20, TOY.task(seed)) for seed in range(5)]
-    zeroed = [rounds(replace(everything, rewards="zero"), 20, TOY.task(seed)) for seed in range(5)]
+    seen = [rounds(everything, 20, TOY.task(seed)) for seed in range(3)]
+    zeroed = [rounds(replace(everything, rewards="zero"), 20, TOY.task(seed)) for seed in range(3)]
     assert all(scores == sorted(scores) for scores in seen)
     assert not any(scores == sorted(scores) for scores in zeroed)
     assert sum(s[-1] for s in seen) >= 2 * sum(s[0] for s in seen)

@@ -209,8 +209,8 @@ def test_every_method_builds_a_graph_without_the_default_limit(name: str) -> Non
 
 @pytest.mark.slow
 def test_a_run_plays_in_a_batch() -> None:
-    (found,) = run.build(case("static").graph).batch([EPISODE | {"episodes": 30}])
-    assert len(found["scores"]) == 30
+    (found,) = run.build(case("static").graph).batch([EPISODE | {"episodes": 10}])
+    assert len(found["scores"]) == 10
 
 
 def test_a_limit_that_the_user_gives_holds() -> None:
