@@ -212,7 +212,8 @@ def graph_target(options: StudioOptions) -> Studio:
     if options.input:
         with suppress(FlowError):  # the page shows what is wrong with the saved drawing
             walk.start()
-    return Studio(options.target, drawing, walk, opens="drawing")
+    is_chat = "messages" in form["schema"].get("properties", {})
+    return Studio(options.target, drawing, walk, opens="walk" if is_chat else "drawing")
 
 
 def _first_task(graph: Any, options: StudioOptions) -> dict[str, Any] | None:

@@ -167,13 +167,18 @@ export function EditorView({ ask, dirty, here }) {
   };
   // The last choice that is in the drawing: where one was put in and undone, the choice before it. Before the end is where one begins.
   const lastDrawn = (drawn, edges) => now.current.choices.map((one) => (typeof one === "string" ? drawn.find((name) => name === one) : edges.find((edge) => isSame(edge, one)))).findLast(Boolean);
-  const choose = (one) => setChoices((before) => (one === "END" ? [] : [...before, one]));
+  const choose = (one) => {
+    now.current.choices = one === "END" ? [] : [...now.current.choices, one];  // at once: the next key may come before the page is drawn
+    setChoices(now.current.choices);
+  };
   const [form, setForm] = useState(null);
   const chosen = picture && lastDrawn(picture.nodes.map((node) => node.name), picture.edges);
   useEffect(() => {  // the settings of a chosen node of the catalogue, and of none while the text cannot be read
     const words = text, name = typeof chosen === "string" ? chosen : "";
-    if (!name || unread) { setForm(null); return; }
-    ask("node", { text: words, name }).then((found) => setForm(found && { ...found, key: `${name} ${JSON.stringify(found.value)}`, name }), () => setForm(null));
+    let isLate = false;
+    if (!name || unread) setForm(null);
+    else ask("node", { text: words, name }).catch(() => null).then((found) => !isLate && setForm(found && { ...found, key: `${name} ${JSON.stringify(found.value)}`, name }));
+    return () => { isLate = true; };
   }, [picture, chosen, unread]);
   const configure = (value) => {
     const usual = form.schema.properties, own = Object.fromEntries(Object.entries(value).filter(([key, one]) => one !== usual[key].default));

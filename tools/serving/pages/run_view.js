@@ -61,8 +61,8 @@ function Toolbar({ names, breaks, act, stop, mark, busy, stopping, nodes, change
 }
 
 /** What the walk that is shown is at, and what leads on. */
-function guide(shown, isChat) {
-  if (!shown) return isChat ? "No run has begun: say something in the chat." : "No run has begun: give its input below, or press New run.";
+function guide(shown, isChat, hasForm) {
+  if (!shown) return `No run has begun: ${isChat ? "say something in the chat" : hasForm ? "give its input below" : "press New run"}.`;
   if (shown.questions.length) return "The run waits for an answer: give it below.";
   const what = shown.what_if ? " This is a what-if: memory keeps nothing of it until you press Keep." : "";
   if (shown.note !== "at the end") return `The walk stands ${shown.note}. Step runs that, Finish runs to the end; a click on a box runs to it.${what}`;
@@ -118,7 +118,7 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
   const [overview, setOverview] = useState(null), [branch, setBranch] = useState(""), [at, setAt] = useState(-1);
   const [moment, setMoment] = useState(null), [problem, setProblem] = useState(null), [mine, setBusy] = useState(false), [stopping, setStopping] = useState(false);
   const [asking, setAsking] = useState(null), [running, setLive] = useState([]), [why, setWhy] = useState(null), [follow, setFollow] = useState(true), [help, setHelp] = useState(false), [held, setHeld] = useState(null), [compared, setCompared] = useState(null);
-  const seen = useRef({}), root = useRef(null), turn = useRef(0);
+  const seen = useRef({}), root = useRef(null), turn = useRef(0), last = useRef(null);  // the last input that was given
   const missed = (error) => seen.current.mine || report(error);  // this tab may be dropping the branch that it asked about; it asks anew then
   const report = (error) => setProblem({ text: error.message, trace: error.details?.traceback });
   const shown = overview?.branches.find((one) => one.id === branch), count = shown?.count ?? 0, place = shown?.place ?? "";
@@ -167,7 +167,7 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
     let isDone = true;
     if (now.busy) return false;
     setHeld(null);
-    if (name === "begin" && now.overview.form && more.input === undefined) { setAsking({ form: now.overview.form }); return false; }
+    if (name === "begin" && now.overview.form && more.input === undefined) { setAsking({ form: { ...now.overview.form, value: last.current ?? now.overview.form.value } }); return false; }
     if ((name === "begin" || (name === "say" && !now.branch)) && unsaved?.current && !asSaved) { setHeld(() => () => act(name, more, true)); return false; }
     setBusy(true);
     setProblem(null);
@@ -263,16 +263,15 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
     ${live && html`<${Toolbar} names=${can} breaks=${overview.breaks} act=${act} stop=${() => { setStopping(true); tell({ do: "stop" }); }} stopping=${stopping} mark=${(more) => tell({ do: "break", ...more })} busy=${busy} nodes=${nodes}
       change=${overview.settings && (() => setAsking({ form: overview.settings }))}/>`}
     <p class="soft guide">${!live ? `A run that was played. Choose a step to see what was known, decided and remembered${walkOn ? "; Walk on from here opens a live walk" : ""}.`
-      : !busy ? guide(shown, isChat) : `${running.map((one) => `${one.node}, ${one.seconds.toFixed(1)} s`).join("; ") || "Running …"}${stopping ? ": the walk stops when that has ended" : ""}`}</p>
+      : !busy ? guide(shown, isChat, Boolean(overview.form)) : `${running.map((one) => `${one.node}, ${one.seconds.toFixed(1)} s`).join("; ") || "Running …"}${stopping ? ": the walk stops when that has ended" : ""}`}</p>
     ${shown?.inside?.length > 0 && html`<p class="soft">inside ${shown.inside.join(" › ")}</p>`}
     ${live && shown?.questions.length > 0 && html`<${Questions} key=${branch} questions=${shown.questions} answered=${shown.answered} act=${act}/>`}
     <p class="sr" role="status">${busy ? "running" : moment?.title ?? ""}</p>
     ${[...overview.problems, ...(moment?.problems ?? [])].map((text) => html`<p class="note warn">${text}</p>`)}
-    ${(asking ? !asking.channel : isNew && !isChat && overview.form) && html`<div class="card"><${Form} title=${asking?.form.title ?? "Input of the run"} form=${asking?.form ?? overview.form} button=${asking?.form.title ? "Begin a run with these" : "Begin"} submit=${(input) => act("begin", { input })} close=${asking && (() => setAsking(null))}/></div>`}
+    ${(asking ? !asking.channel : isNew && !isChat && overview.form) && html`<div class="card"><${Form} title=${asking?.form.title ?? "Input of the run"} form=${asking?.form ?? overview.form} button=${asking?.form.title ? "Begin a run with these" : "Begin"} submit=${(input) => { if (!asking?.form.title) last.current = input; act("begin", { input }); }} close=${asking && (() => setAsking(null))}/></div>`}
     ${isChat && html`<${Chat} state=${moment?.state} live=${running} act=${act} can=${can.includes("say")} busy=${busy}/>`}
     ${graph && html`<div class="card"><${GraphPicture} graph=${graph} lit=${moment?.lit ?? []} passes=${moment?.passes ?? null} breaks=${overview.breaks ?? []}
       pick=${live && can.includes("until") ? (node) => act("until", { node }) : null}/><${Legend} graph=${graph}/></div>`}
-    ${isNew && !overview.form && html`<p class="soft">No run has begun: New run begins one.</p>`}
     ${compared?.of === branch && html`<div class="card compared"><div class="head"><h3>${compared.head.slice(2).join(" and ")} <span class="soft">${compared.title}</span></h3><button type="button" class="plain" onClick=${() => setCompared(null)}>close</button></div>
       ${compared.rows.length ? html`<${Cells} table=${compared}/>` : html`<p>They are the same.</p>`}</div>`}
     ${!isNew && html`<div class="columns">
