@@ -66,7 +66,6 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
             it is what each scope's own library begins with.
         lessons_per_prompt: lessons shown at most, those most like the last message of the user; 0: all.
         prompts: a directory whose prompt files take the place of those of the same name (`training_free_grpo/lessons`).
-        show_ids: whether lessons are shown with their ids, as they are in learning.
         critic: the chat model that compares conversations; None: lessons are only read.
         store: where a middleware that learns keeps conversations and libraries: any LangGraph store, a folder or a URL.
         group_size: conversations of one task that are compared at a time, at least 2.
@@ -86,7 +85,6 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
         lessons_per_prompt: int = 0,
         prompts: Path | None = None,
         *,
-        show_ids: bool = True,
         critic: Runnable[Any, Any] | None = None,
         store: BaseStore | Path | str | None = None,
         group_size: Annotated[int, Range(2)] = 5,
@@ -104,7 +102,7 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
         super().__init__(InMemoryStore() if store is None else store, critic=critic, **options)
         if lessons_per_prompt < 0:
             raise LibraryError(f"lessons_per_prompt is the number of lessons shown, 0 for all; got {lessons_per_prompt}")
-        self.lessons_per_prompt, self.show_ids = lessons_per_prompt, show_ids
+        self.lessons_per_prompt = lessons_per_prompt
         self.group_size, self.settings = group_size, settings
         self._prompt = Prompt.load("training_free_grpo/lessons", prompts)
         self._library = Library() if library is None else library
@@ -153,7 +151,7 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
 
         def text(lessons: Sequence[Lesson]) -> str:
             ids = {one.id for one in lessons}
-            lines = replace(library, lessons=tuple(one for one in shown if one.id in ids)).text(with_ids=self.show_ids)
+            lines = replace(library, lessons=tuple(one for one in shown if one.id in ids)).text()
             return self._prompt.text(lessons=escape_tags(lines.rstrip("\n"))) if ids else ""
 
         best_first = sorted(shown, key=lambda one: (one.harmful - one.helpful, -int(one.id[1:])))

@@ -229,7 +229,6 @@ def make_app(
     tenants: Tenants,
     *,
     max_body_bytes: int = 1 << 20,
-    default_max_tokens: int = 1024,
     open_metrics: bool = False,
     allowed_hosts: Sequence[str] = ("*",),
 ) -> FastAPI:
@@ -239,13 +238,12 @@ def make_app(
         backend: answers and learns.
         tenants: who may ask, and how much.
         max_body_bytes: longest request body.
-        default_max_tokens: longest reply of a chat request that names no limit, in tokens.
         open_metrics: /metrics needs no key.
         allowed_hosts: names by which clients may call the server (the header `Host`), without ports; `*`: any. A server without keys
             needs them: a page on the internet can make its own name lead to 127.0.0.1, and a browser then lets it read this server.
     """
     metrics = ServerMetrics()
-    api = ChatApi(backend, tenants, metrics, max_body_bytes, default_max_tokens)
+    api = ChatApi(backend, tenants, metrics, max_body_bytes)
     keys = KeyCheck(tenants, open_metrics)
     application = FastAPI(
         title="learngraph",

@@ -94,14 +94,12 @@ class ChatApi:
         tenants: who may ask, and how much.
         server_metrics: counts requests.
         max_body_bytes: longest request body.
-        default_max_tokens: longest reply of a chat request that names no limit, in tokens.
     """
 
     backend: ChatBackend
     tenants: Tenants
     server_metrics: ServerMetrics
     max_body_bytes: int
-    default_max_tokens: int
     creation_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     starts: StartQueues = field(default_factory=StartQueues)
 
@@ -114,7 +112,7 @@ class ChatApi:
 
     async def chat(self, request: Request) -> Response:
         data = await self.read_json(request)
-        asked = parse_chat(data, self.backend.model, self.backend.features, self.backend.window, self.default_max_tokens)
+        asked = parse_chat(data, self.backend.model, self.backend.features, self.backend.window)
         return await self.reply(request, asked, data["model"], ChatAnswer)
 
     async def text(self, request: Request) -> Response:

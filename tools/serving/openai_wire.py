@@ -33,6 +33,8 @@ T = TypeVar("T", bound=BaseModel)
 
 __all__ = ["ApiError", "ChatBody", "ParsedRequest", "TextBody"]
 
+DEFAULT_MAX_TOKENS = 1024
+"""Longest reply of a chat request that names no limit, in tokens."""
 MAX_CHOICES = 16
 """Most choices of one request (OpenAI: 128)."""
 MAX_KEYS = 10_000
@@ -362,14 +364,13 @@ def _error_place(loc: Sequence[Any], data: Any, missing: bool) -> tuple[int, str
     return depth, path
 
 
-def parse_chat(data: Any, model: str, features: Collection[str], window: int, default_max_tokens: int) -> ParsedRequest:
+def parse_chat(data: Any, model: str, features: Collection[str], window: int) -> ParsedRequest:
     """The request in a body of `/v1/chat/completions`.
 
     Args:
         model: the server's model.
         features: the options that its engine supports.
         window: longest prompt with its reply, in tokens.
-        default_max_tokens: longest reply of a request that names no limit, in tokens.
 
     Raises:
         ApiError: names the field that is not supported, and the reason.
@@ -394,7 +395,7 @@ def parse_chat(data: Any, model: str, features: Collection[str], window: int, de
         raise ApiError("this model's replies are free text", param="response_format", code="unsupported_parameter")
     request = ChatRequest(
         messages=messages,
-        sampling=_sampling(body, body.max_completion_tokens or body.max_tokens or default_max_tokens, window),
+        sampling=_sampling(body, body.max_completion_tokens or body.max_tokens or DEFAULT_MAX_TOKENS, window),
         tools=tools,
         tool_choice=choice,
         response_format=None if shape is None or shape.type == "text" else shape.model_dump(exclude_none=True, by_alias=True),
