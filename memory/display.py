@@ -1,12 +1,13 @@
 """Tables: of texts that show themselves in a notebook, with a search box; of numbers in Markdown."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import islice
 from typing import Any
 
-__all__ = ["Table", "format_number", "make_table", "markdown_table", "short", "with_interval"]
+__all__ = ["ShownAsTable", "Table", "format_number", "make_table", "markdown_table", "short", "with_interval"]
 
 MAX_ROWS = 500
 """Rows that a table of a memory shows."""
@@ -57,6 +58,17 @@ class Table:
     def _open_cell(self, row: int, column: int, shown: str) -> str:
         whole = self.whole.get((row, column))
         return f"<details><summary>{shown}</summary>{escape(whole)}</details>" if whole else shown
+
+
+class ShownAsTable(ABC):
+    """A memory that a notebook shows as its table."""
+
+    @abstractmethod
+    def table(self) -> Table:
+        """The memory as a table."""
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
 
 
 def make_table(title: str, head: Sequence[str], rows: Iterable[Sequence[Any]], count: int) -> Table:

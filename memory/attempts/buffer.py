@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-from ..display import Table, make_table
+from ..display import ShownAsTable, Table, make_table
 from ..records import Trajectory
 from ..storage.branches import ABSENT, History, branching
 from ..storage.trajectory_store import TrajectoryStore, dated_records
@@ -17,7 +17,7 @@ __all__ = ["Buffer"]
 
 
 @branching("add", but=("is_durable",))
-class Buffer:
+class Buffer(ShownAsTable):
     """The attempts of each run at each task, in memory, and in a store if one is given.
 
     Args:
@@ -110,9 +110,6 @@ class Buffer:
             for one in found
         )
         return make_table(repr(self), head, rows, len(found))
-
-    def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
 
     def __len__(self) -> int:
         return sum(map(len, self._attempts.values()))

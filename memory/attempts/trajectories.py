@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..conversations.messages import REPLY
-from ..display import Table, make_table
+from ..display import ShownAsTable, Table, make_table
 from ..errors import UserError
 from ..records import Precedent, Task, Trajectory, Transition
 from ..returns.experiences import returns
@@ -141,7 +141,7 @@ _COLUMNS = {"domain": "i", "task": "i", "run": "i", "episode": "q", "own": "b", 
 
 
 @branching("add", but=("reload", "is_durable"))
-class Trajectories:
+class Trajectories(ShownAsTable):
     """A memory of the steps of finished episodes that finds those taken in states like the present one.
 
     Args:
@@ -222,9 +222,6 @@ class Trajectories:
             )
         head = ("similarity", "action", "return from there", "age in trajectories", "step", "remembered state")
         return make_table(f"{len(rows)} recalled of {self!r}", head, rows, len(rows))
-
-    def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
 
     def __len__(self) -> int:
         """The number of records that are searched."""

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..display import Table, make_table
+from ..display import ShownAsTable, Table, make_table
 from ..errors import UserError
 from ..records import Lesson
 from ..search.similarity import JaccardIndex, jaccard, shingles
@@ -95,7 +95,7 @@ class _TaskLessons:
 
 
 @branching("add", but=("reload", "is_durable"))
-class Lessons:
+class Lessons(ShownAsTable):
     """Lessons in this process, and in a durable store if one is given.
 
     A lesson without text records that its source was read and taught nothing: the source is not read again, and the lesson is
@@ -139,9 +139,6 @@ class Lessons:
         ]
         head = ("similarity", "text", "age in lessons", "learned on")
         return make_table(f"{len(rows)} recalled of {self!r}", head, rows, len(rows))
-
-    def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
 
     def __len__(self) -> int:
         """The number of lessons that can be found."""

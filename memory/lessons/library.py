@@ -15,7 +15,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from hashlib import blake2b
 from typing import Any
 
-from ..display import Table, make_table
+from ..display import ShownAsTable, Table, make_table
 from ..errors import UserError
 from ..records import OPS, Edit, Lesson, Ruling
 from ..search.similarity import jaccard, shingles, words
@@ -99,7 +99,7 @@ def _number(id: object) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Library:
+class Library(ShownAsTable):
     """Lessons in order, each with an id `L<n>` that never changes.
 
     Raises:
@@ -141,9 +141,6 @@ class Library:
         )
         title = ", ".join([f"a library of {len(self.lessons)} lessons", *models])
         return make_table(title, head, rows, len(self.lessons))
-
-    def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
 
     @property
     def key(self) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from ..display import Table, make_table
+from ..display import ShownAsTable, Table, make_table
 from ..records import Edit, Lesson, Ruling
 from ..storage.branches import branching
 from ..storage.rows import Rows
@@ -20,7 +20,7 @@ __all__ = ["LibraryVersions", "find_library", "open_library"]
 
 
 @branching("put", "move", "rollback", "erase", but=("sync", "close", "refresh"))
-class LibraryVersions:
+class LibraryVersions(ShownAsTable):
     """Named versions of a library, none of which is ever lost, and the current one: in memory, or in a JSONL file.
 
     The head is the version that `move` named last; before any move it is the first one. No id is used twice in a history, also
@@ -264,9 +264,6 @@ class LibraryVersions:
         made = make_table(repr(self), ("version", "lessons", "made from", "why", "tested with"), rows, len(names))
         return replace(made, marked=frozenset({names.index(head)} if head in names else ()))
 
-    def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
-
     def __repr__(self) -> str:
         there = f" in {self._rows.path}" if self._rows.path else ""
         return f"LibraryVersions({len(self.names())} versions{there})"
@@ -293,12 +290,11 @@ def find_library(path: Path | str) -> Path:
     return found[0]
 
 
-def open_library(path: Path | str, free_from: int = 0) -> LibraryVersions | Library:
+def open_library(path: Path | str) -> LibraryVersions | Library:
     """The library at a path (`find_library`): all versions of a `.jsonl` file, read-only; of any other file the library as YAML.
 
     Args:
         path: a file, or a run folder.
-        free_from: as for `Library.from_yaml`.
 
     Raises:
         LibraryError: the file cannot be read.
@@ -307,7 +303,7 @@ def open_library(path: Path | str, free_from: int = 0) -> LibraryVersions | Libr
     if path.suffix == ".jsonl":
         return LibraryVersions.read(path)
     try:
-        return Library.from_yaml(path.read_text(encoding="utf-8"), str(path), free_from)
+        return Library.from_yaml(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
         raise LibraryError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Required, cast
 
 from typing_extensions import TypedDict, Unpack
 
-from ..display import Table, make_table
+from ..display import ShownAsTable, Table, make_table
 from ..errors import UserError, plural
 from ..records import Experience, Neighbour, Trajectory
 from ..search.segments import IndexSegment, TokenSegments
@@ -169,7 +169,7 @@ def _is_unsaved(scope: Scope) -> bool:
 
 
 @branching("add", "prune", but=("reload", "save"))
-class Experiences:
+class Experiences(ShownAsTable):
     """A memory of finished episodes that finds the returns of actions in states like the present one.
 
     A memory may hold several domains (`Trajectory.domain`), several tasks of each, and several runs at once. Episodes
@@ -253,9 +253,6 @@ class Experiences:
             for one in found
         ]
         return make_table(f"{len(found)} recalled of {self!r}", head, rows, len(rows))
-
-    def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
 
     def __len__(self) -> int:
         """The number of experiences, that is of steps with a known return."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from ..display import Table, make_table
+from ..display import ShownAsTable, Table, make_table
 from ..errors import UserError
 from ..records import Transition
 from .rows import Rows
@@ -33,7 +33,7 @@ class JournalError(UserError, RuntimeError):
     """An error: a state names a step that this journal does not hold."""
 
 
-class Journal:
+class Journal(ShownAsTable):
     """Steps by id, in memory, and in a JSONL file if a path is given.
 
     Args:
@@ -125,9 +125,6 @@ class Journal:
         rows = self._rows.values()[::-1]
         shown = ((row["step"], row["state"], row["action"], row["reward"], row["id"], row["parent"]) for row in rows)
         return make_table(repr(self), ("step", "state", "action", "reward", "id", "after"), shown, len(rows))
-
-    def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
 
     def __repr__(self) -> str:
         return f"Journal({len(self)} steps{f' in {self._rows.path}' if self._rows.path else ''})"
