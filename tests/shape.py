@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 83_560, "tests": 69_228}
+LINES: Mapping[str, int] = {"source": 83_560, "tests": 69_222}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -42,7 +42,7 @@ ROOMS: Mapping[str, int] = {
     "nodes/synthesize": 1_325,
     "nodes/update": 2_085,
     "tools/agent_tools": 1_403,
-    "tools/environments": 9_188,
+    "tools/environments": 9_183,
     "tools/local": 3_624,
     "tools/models": 971,
     "tools/notebook": 1_199,

@@ -118,7 +118,7 @@ class ScienceWorld(JavaWorld):
     score.
 
     Any text may be an action, as in a parser game. The game's parser reads it first (it knows more phrasings than it lists, e.g.
-    `examine`). If it cannot, and an embedding model was given, the text stands for the valid action nearest in meaning (see
+    `examine`). If it cannot, and an `embedder` is set, the text stands for the valid action nearest in meaning (see
     `Grounding`). Otherwise the observation says that the text was not understood: reward 0, the step counts, the world does not
     change. A request that fits several things is answered with a numbered list: the next action is a number, any other text
     cancels the request.
@@ -138,7 +138,6 @@ class ScienceWorld(JavaWorld):
             not listed in that state again. `none`: nothing, for half the time per step; the
             forms of the commands are then part of the instruction.
             `embedder`: a sentence-transformers model to ground actions with, by name or path, or `openai:NAME`.
-        embed: the embedder as a function.
         horizon: number of steps after which an episode ends; goes before `limit`.
         live: number of unfinished games kept open between steps, each in a Java machine of its own of 200 to 370 MB.
     """
@@ -152,7 +151,6 @@ class ScienceWorld(JavaWorld):
         task: str = "find-non-living-thing",
         settings: Mapping[str, str] | None = None,
         *,
-        embed: Embed | None = None,
         horizon: int | None = None,
         live: int = 4,
     ) -> None:
@@ -169,10 +167,7 @@ class ScienceWorld(JavaWorld):
         self.actions = chosen["actions"]
         if self.actions not in ("compact", "valid", "none"):
             raise UserError(f"{name}: no list of actions {self.actions!r}; there are compact, valid, none")
-        if embed is not None and chosen["embedder"]:
-            raise UserError(f"{name}: got an embedder by name and another as a function: choose one")
-        embed = _named_embedder(chosen["embedder"]) if chosen["embedder"] else embed
-        self._grounding = Grounding(embed) if embed else None
+        self._grounding = Grounding(_named_embedder(chosen["embedder"])) if chosen["embedder"] else None
         limit = _limit(name, task, chosen["limit"]) if horizon is None else horizon
         super().__init__(name, limit, live, constants="scienceworld.constants", install=INSTALL, options=_STEADY)
         self._classes: dict[int, str] = {}
