@@ -396,9 +396,9 @@ def driven(name: str, how: str, place: Path, every: int, shim: Path | None = Non
 @pytest.mark.parametrize(
     ("name", "how", "every", "least"),
     [
-        pytest.param("replay", "statements", 37, 30, marks=pytest.mark.slow),
-        pytest.param("replay", "calls", 47, 30, marks=pytest.mark.slow),
-        pytest.param("adapters", "calls", 5, 30, marks=pytest.mark.slow),
+        pytest.param("replay", "statements", 73, 15, marks=pytest.mark.slow),
+        pytest.param("replay", "calls", 97, 15, marks=pytest.mark.slow),
+        pytest.param("adapters", "calls", 9, 15, marks=pytest.mark.slow),
         pytest.param("replay", "statements", 1, 600, marks=pytest.mark.long),
         pytest.param("replay", "calls", 1, 100, marks=pytest.mark.long),
         pytest.param("adapters", "calls", 1, 100, marks=pytest.mark.long),
