@@ -123,7 +123,7 @@ class Drawing:
         nodes, lacking = dict[str, Any](), dict[str, UserError]()
         for name, kind in wanted.items():
             try:
-                nodes[name] = self._inputs().node(kind, **read_settings(text, name))
+                nodes[name] = self._inputs().node(kind, **settings_in_text(text, name))
             except UserError as error:
                 lacking[name] = error
         return nodes, {name: self._inputs().node(kind) for name, kind in routers.items()}, lacking
@@ -248,7 +248,7 @@ def python_text(source: PythonSource, nodes: Mapping[str, str], routers: Mapping
     )
 
 
-def read_settings(text: str, name: str) -> dict[str, Any]:
+def settings_in_text(text: str, name: str) -> dict[str, Any]:
     """The settings of a node that a drawing's text has.
 
     Raises:

@@ -257,7 +257,8 @@ def _unfilled(wiring: Wiring) -> list[Finding]:
         if not writers or not held[name] or len(memory := held[name][0]):
             continue
         drawn = [other for other, one in nodes.items() if type(one).__name__ in writers]
-        if not any(one is memory for other in drawn for one in held[other]):
+        stored = [one for other in drawn for one in held[other] if type(one) is type(memory)]
+        if (stored or not drawn) and not any(one is memory for one in stored):
             said = f"'{name}' looks up what no node stores: draw {' or '.join(writers)} too, made from the same inputs"
             others = " and ".join(f"'{one}'" for one in drawn)
             said = (
