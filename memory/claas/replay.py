@@ -471,7 +471,8 @@ class Replay(ReplayQueries):
             entry = (tenant, adapter, step, batch_id, version, parent, about, self._clock())
             base.execute("INSERT INTO updates VALUES (?, ?, ?, ?, ?, ?, ?, ?)", entry)
             base.execute(
-                "INSERT INTO taints SELECT tenant, ? FROM taints WHERE tenant = ? AND version = ?", (version, tenant, parent)
+                "INSERT INTO taints SELECT tenant, ? FROM taints WHERE tenant = ? AND version = ? ON CONFLICT DO NOTHING",
+                (version, tenant, parent),
             )
             self._reject_too_old(base, tenant, adapter)
 

@@ -123,7 +123,7 @@ class Rating:
     """True: it is about that turn alone, not about what came before it."""
     at: str = ""
     """Time of the app's last feedback, UTC, in ISO 8601; empty: a source of rewards or a review has rated it, or an import."""
-    whole: str = ""
+    whole: str = field(default="", repr=False)
     """The same of the last one that rated several agents as one (`rate_agents`); empty: none has."""
 
     @property

@@ -784,6 +784,14 @@ def apart(place: Path, operations: list[tuple[str, tuple[Any, ...]]]) -> None:
         assert dump(both, "zeta") == dump(alone, "zeta")
 
 
+def test_a_label_that_is_made_again_from_a_tainted_version_is_tainted_once(tmp_path: Path) -> None:
+    with opened(tmp_path, clock=lambda: 5.0) as replay:
+        for name in ("r0", "r1"):
+            for operation in (("serve", name, 1.0), ("lease", 1, 0), ("commit", "v3", 0), ("delete", name, 0)):
+                act(replay, "acme", operation)
+        assert replay.tainted_versions("acme") == ("v3",)
+
+
 @settings(max_examples=6, phases=FIND)
 @given(BOTH)
 def test_a_tenant_is_what_it_would_be_without_the_other(
