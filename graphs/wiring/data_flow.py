@@ -85,7 +85,8 @@ def find_missing(wiring: Wiring, builder: Builder, origin: Builder | None = None
         for router in wiring.routers.get(name, ()):
             channels = node_channels(unwrap(router.path))
             look(f"the router of '{name}'", name, channels, before | {name} if name in known else set())
-    return found or _early(wiring, builder, known, given) or _waiting(wiring) or _one_sided(wiring, builder, known, given)
+    found = found or _early(wiring, builder, known, given) or _waiting(wiring) or _one_sided(wiring, builder, known, given)
+    return found or _overwritten(wiring, builder, known)
 
 
 def _waiting(wiring: Wiring) -> list[Finding]:
@@ -208,6 +209,45 @@ def _at_once(wiring: Wiring, builder: Builder, known: Mapping[str, NodeChannels]
         Finding(wiring.lines.get(one, 0), f"'{one}' and '{two}' run at the same time, and both write `{both}`; {remedy}")
         for one, two, both in sorted(found)
     ]
+
+
+def _overwritten(wiring: Wiring, builder: Builder, known: Mapping[str, NodeChannels]) -> list[Finding]:
+    """The nodes whose work is lost: on every way, all that they write is written anew before a node reads it, or nobody reads it.
+
+    These are the live variables of compilers; the next run on a thread finds what the last one left. What is only recorded is not read.
+    Nothing is said where nodes run at the same time.
+    """
+    routers = {name: [node_channels(unwrap(one.path)) for one in found] for name, found in wiring.routers.items()}
+    is_open = any(one.may_read_more for found in routers.values() for one in found)
+    is_open |= any(one.may_read_more or one.is_open for one in known.values())
+    plain = [edge.source for edge in wiring.edges if wiring.kind(edge) == "plain"]
+    is_other = any(wiring.kind(edge) not in ("plain", "outcome") for edge in wiring.edges)
+    if is_open or is_other or len(plain) > len(set(plain)):
+        return []
+    nodes = {name: unwrap(wiring.nodes[name]) for name in known}
+    reads = {
+        name: one.needs | one.reads.difference(getattr(nodes[name], "journal_channels", ())) for name, one in known.items()
+    }
+    sure = {name: one.must_write.union(getattr(nodes[name], "further_channels", ())) for name, one in known.items()}
+    after = {name: [edge.target for edge in wiring.edges if edge.source == name] for name in ("START", *known)}
+    live = {"END": set(builder.schemas[builder.output_schema]), **dict.fromkeys(known, set[str]())}
+
+    def live_after(name: str) -> set[str]:
+        return set[str]().union(*(live[one] for one in after[name]), *(one.reads for one in routers.get(name, ())))
+
+    for _ in range(2 * len(known)):  # the longest way through two runs
+        live = {name: reads[name] | (live_after(name) - sure[name]) for name in known} | {
+            "END": live["END"] | live_after("START")
+        }
+    found = list[Finding]()
+    for name, one in known.items():
+        readers = [f"'{other}'" for other in known if other != name and not reads[other].isdisjoint(one.writes)]
+        if readers and one.must_write and one.writes.isdisjoint(live_after(name)):
+            words = " and ".join(f"`{channel}`" for channel in sorted(one.writes))
+            who = f"{' and '.join(readers)} read{'s' * (len(readers) == 1)} it, but earlier"
+            said = f"what '{name}' writes ({words}) is written anew before any node reads it; {who}"
+            found.append(Finding(wiring.lines.get(name, 0), said))
+    return found
 
 
 def _unread(wiring: Wiring, builder: Builder, known: Mapping[str, NodeChannels]) -> list[Finding]:

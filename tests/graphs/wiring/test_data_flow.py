@@ -42,6 +42,12 @@ def test_no_method_is_found_fault_with(name: str) -> None:
         (" --> propose", "", 2, "'augment' reads `candidates`, which no node before it writes; these nodes write it: "),
         ("judge --> ", "", 4, "'remember' reads `rewards`, which no node before it writes; these nodes write it: Changed"),
         ("choose --> ", "", 2, "'act' reads `action`, which no node before it writes; these nodes write it: Choose"),
+        (
+            "modulate --> choose",
+            "choose --> modulate",
+            2,
+            "what 'modulate' writes (`candidates` and `prior`) is written anew before",
+        ),
         ("recall --> propose", "propose --> recall", 0, ""),
         ("propose --> augment -->", "augment --> propose -->", 2, "before it writes; these nodes write it: 'propose'"),
         ("recall -->", "recal -->", 2, "; did you mean recall?"),
