@@ -230,7 +230,7 @@ def _overwritten(wiring: Wiring, builder: Builder, known: Mapping[str, NodeChann
     }
     sure = {name: one.must_write.union(getattr(nodes[name], "further_channels", ())) for name, one in known.items()}
     after = {name: [edge.target for edge in wiring.edges if edge.source == name] for name in ("START", *known)}
-    live = {"END": set(builder.schemas[builder.output_schema]), **dict.fromkeys(known, set[str]())}
+    live = {"END": set(builder.schemas[builder.output_schema]), **{name: set[str]() for name in known}}
 
     def live_after(name: str) -> set[str]:
         return set[str]().union(*(live[one] for one in after[name]), *(one.reads for one in routers.get(name, ())))
