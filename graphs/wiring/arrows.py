@@ -366,3 +366,10 @@ def _commands(wiring: Wiring) -> list[Finding]:
             said = f"a Command of '{source}' may lead to '{target}', but no arrow does; draw '{source} -.-> {target}'"
             found.append(Finding(_line(wiring, source), said))
     return found
+
+
+def unwrap(node: Any) -> Any:
+    """The node or router inside what LangGraph wraps around a function."""
+    if isinstance(node, StateNodeSpec):
+        node = node.runnable
+    return getattr(node, "func", None) or getattr(node, "afunc", None) or node

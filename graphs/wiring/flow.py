@@ -39,8 +39,9 @@ from .arrows import (
     arrow_label,
     command_targets,
     find_mistakes,
+    unwrap,
 )
-from .data_flow import find_missing, is_misspelt, unwrap
+from .data_flow import find_missing, is_misspelt
 from .drawn import Graph, builder_behind, builder_edges, drawn_edges, read_wiring, to_mermaid
 from .guards import guard_arrows
 from .mermaid import Edge, FlowError, parse_flow, read_flow, shown_label, write_flow
