@@ -33,7 +33,7 @@ Learning, one gradient step:
     promote   requests go to it, or a share of them
     drop      it never answers; learning goes on from the live version, with the same feedback and half the step
     skip      nothing to learn: no words (sdpo), rewards all alike (ppo, reinforce), neither words nor a difference (mixed), too stale; or
-              all of it is learned already
+              all of it is learned already, or the words change nothing
 
 The loss L is a mean over the tokens of the minibatch. For each token: pi = p, the learner's distribution now; pi_old, the learner's
 when the step began; mu, the version's that answered; q, the teacher's, who also reads the feedback:

@@ -747,8 +747,8 @@ class Update:
     """Label of the version that it made; empty: none, see `skipped`."""
     skipped: str = ""
     """The reason why nothing was learned (all rewards alike, nothing left after the correction)."""
-    is_settled: bool = False
-    """Nothing was learned since all is learned already: the exchanges were not used up."""
+    help: str = ""
+    """What would teach more, where the exchanges ask for nothing that is not learned: they were not used up. Empty: they were."""
     loss: float = 0.0
     norm: float = 0.0
     """Norm of the gradient before clipping."""

@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 83_616, "tests": 69_206}
+LINES: Mapping[str, int] = {"source": 83_756, "tests": 69_346}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -22,12 +22,12 @@ ROOMS: Mapping[str, int] = {
     "graphs/cli": 2_912,
     "graphs/experiments": 7_690,
     "graphs/presets": 115,
-    "graphs/serving": 2_189,
+    "graphs/serving": 2_229,
     "graphs/studio": 2_203,
     "graphs/wiring": 4_384,
     "memory": 1_480,
     "memory/attempts": 665,
-    "memory/claas": 2_795,
+    "memory/claas": 2_825,
     "memory/conversations": 1_925,
     "memory/lessons": 1_342,
     "memory/returns": 1_061,
@@ -37,7 +37,7 @@ ROOMS: Mapping[str, int] = {
     "nodes/act": 1_926,
     "nodes/evaluate": 875,
     "nodes/extract": 2_043,
-    "nodes/learn": 1_509,
+    "nodes/learn": 1_539,
     "nodes/retrieve": 2_187,
     "nodes/synthesize": 1_325,
     "nodes/update": 2_085,
@@ -47,9 +47,9 @@ ROOMS: Mapping[str, int] = {
     "tools/models": 971,
     "tools/notebook": 1_199,
     "tools/pocket": 327,
-    "tools/serving": 3_457,
+    "tools/serving": 3_487,
     "tools/traces": 746,
-    "tools/training": 3_744,
+    "tools/training": 3_754,
 }
 """Most lines of each room; the files at the top of a folder are a room, too."""
 ARROWS_UP = 2

@@ -59,6 +59,8 @@ class AdapterTurn:
     """Outcome of its last step: `too few`, `skipped`, `stepped`, `live`, `canary`, `dropped`; empty: it had none."""
     why: str = ""
     """Reason of this outcome."""
+    help: str = ""
+    """What would teach more; empty: that depends on the loss."""
     failures: int = 0
     """Failed steps in a row."""
     until: float = 0.0
@@ -261,8 +263,8 @@ class LearningTask:
             turn.ready = 0
             turn.traces = deque([one for one in turn.traces if one not in origins], MAX_TRACES)
             turn.skips = turn.skips + 1 if turn.outcome in ("skipped", "dropped") else 0
-        update = state.get("update")
-        rests = turn.outcome == "too few" or turn.skips >= MAX_SKIPS or (update is not None and update.is_settled)
+        turn.help = state["update"].help if state.get("update") else ""
+        rests = turn.outcome == "too few" or turn.skips >= MAX_SKIPS or turn.help
         turn.due = turn.due or bool(turn.jobs) or not rests
         if turn.outcome in ("live", "canary", "dropped"):
             self._live.on_live_change(*scope)

@@ -78,7 +78,9 @@ def find_obstacles(settings: CLaaS, replay: Replay, versions: Adapters, turn: Ad
         why = f"{ready} exchanges are ready, most of them of one end user, who alone teaches nothing where several chat"
         yield Obstacle("too few", why, "feedback of other end users (--replay.max-user-share)", 1)
     if turn.outcome == "skipped":
-        help = HELP_BY_LOSS.get(settings.loss.kind, "rewards that differ: feedback on good replies and on bad ones")
+        help = turn.help or HELP_BY_LOSS.get(
+            settings.loss.kind, "rewards that differ: feedback on good replies and on bad ones"
+        )
         yield Obstacle("nothing to learn", hide_paths(turn.why), help)
     if drops := versions.drops_in_a_row:
         newest = next(line for line in reversed(versions.log()) if line["state"] == "dropped")

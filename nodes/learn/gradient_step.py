@@ -361,7 +361,7 @@ class Skip:
         update = state.get("update")
         dropped = dict(state["correction"].dropped)
         why = state["why"] or "; ".join(sorted(set(dropped.values()))) or "nothing was left after the correction"
-        is_used = update is None or not update.is_settled
+        is_used = update is None or not update.help
         self.replay.release(state["batch"], why, counts_as_sampling=is_used, rejected=dropped)
         return {"outcome": "skipped", "why": why}
 

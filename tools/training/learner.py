@@ -225,8 +225,7 @@ class LoRATrainer:
         if prepared is None:
             return Update("", "all rewards are alike, and as they were to be expected: there is nothing to learn"), {}
         samples, moments = prepared
-        if objective.rewrites:
-            samples = self._rewrite(samples, state, batch)
+        asked, samples = len(samples), self._rewrite(samples, state, batch) if objective.rewrites else samples
         scale = correction.scale * min(1.0, (state.updates + 1) / max(objective.warmup_steps, 1))
         teacher, base = partial(self._with_tensors, state.teacher), self._as_base
 
@@ -239,7 +238,7 @@ class LoRATrainer:
         except UserError as error:  # a gradient that is not finite: the minibatch's fault, not the machine's
             return Update("", str(error)), {}
         if not done:
-            return Update("", "all that was asked for is learned", is_settled=True), {}
+            return _nothing_new(sum(one.is_wanted for one in samples), asked - len(samples)), {}
         first = done[0]
         shrink, kl = 1.0, first.statistics.get("kl")
         if correction.max_kl < math.inf or correction.min_entropy_share > 0:
@@ -557,6 +556,20 @@ def _nothing_left(correction: Correction, objective: Objective) -> str:
         return "nothing of the minibatch can be learned from"
     least = objective.policy.min_evidence
     return f"rewards without words, and they do not tell replies apart yet ({correction.evidence:.1f} of {least:g} standard errors)"
+
+
+def _nothing_new(learned: int, unchanged: int) -> Update:
+    """The update of a step without anything new: so many replies to imitate are learned, so many are what the words ask for already."""
+    why, help = [], []
+    if unchanged:
+        why.append(f"words without effect: {unchanged}, since the model that reads them would say the same reply again")
+        help.append("other words, or a correction, which is the reply as it should have been")
+    if learned:
+        why.append(
+            f"learned already: {learned} of the replies that should have been, each token at a probability of {LEARNED:g} at least"
+        )
+        help.append("temperature 0, where the model says what it learned; what is drawn may still be another reply")
+    return Update("", "; ".join(why), "; ".join(help))
 
 
 def _clone_sharing_weights(network: Any) -> Any:

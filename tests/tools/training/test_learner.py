@@ -27,7 +27,7 @@ from learngraph.tools.pocket import guard
 from learngraph.tools.training.calls import LearnerSettings
 from learngraph.tools.training.examples import hindsight_block
 from learngraph.tools.training.learner import InProcessLearner
-from learngraph.tools.training.lora import copy_tensors
+from learngraph.tools.training.lora import Rewriting, copy_tensors
 
 KITCHEN = "You are in the kitchen.\nnorth: hall\ntake: lamp"
 LIKED = (" take", " read")
@@ -636,6 +636,26 @@ def test_by_default_words_teach_and_numbers_teach(learner: Make, shelf: StoredVe
     assert "all rewards are alike" in take_step(teaching, mute_and_alike).skipped
     silent = replace(mute[0], request=greedy, feedback=Feedback(1.0))
     assert "temperature 0" in teaching.correct(minibatch([silent])).dropped[0][1]
+
+
+def test_where_nothing_is_new_it_is_said_which_of_the_two_it_is(learner: Make, pocket: LocalChatModel) -> None:
+    """Words after which the model would say the same again, and replies that it has learned: only of these it is said that they are."""
+    mute, teaching, parent = served(pocket, 3), learner(kind="mixed", learning_rate=1e-2), ""
+    teaching._trainer._written_anew = lambda samples, *more: [
+        Rewriting(one.example.reply, {3}, written=[*one.example.reply, 3]) for one in samples
+    ]
+    idle = [replace(one, feedback=Feedback(-1.0, "the")) for one in mute[:2]]
+    update = take_step(teaching, minibatch(idle))
+    assert (update.version, "learned" in update.skipped, "correction" in update.help) == ("", False, True)
+    assert "words without effect: 2" in update.skipped
+    lot = minibatch([*idle, replace(mute[2], feedback=Feedback(correction="take"))])
+    for step in range(1, 20):
+        update = take_step(teaching, replace(lot, step=step, parent=parent, id=f"acme/default/{step}"))
+        if not update.version:
+            break
+        parent = update.version
+    assert "words without effect: 2" in update.skipped
+    assert "learned already: 1 of" in update.skipped
 
 
 def test_a_prompt_that_was_rendered_otherwise_is_left_out(learner: Make, pocket: LocalChatModel) -> None:
