@@ -48,6 +48,14 @@ LOG_LOST = (
     "its states.jsonl is gone: the base model answers; GET /v1/adapters lists its versions, and POST /v1/adapters/NAME/promote brings "
     "one back"
 )
+FOLDER_LOST = (
+    "its folder of versions is gone: the base model answers, and what is learned from now on starts there, unless you stop the service "
+    "and put the folder back from a copy"
+)
+WEIGHTS_LOST = (
+    "the files of the version that answered are gone or damaged, the log says which: the newest one before it that is whole answers, "
+    "or the base model"
+)
 FEEDBACK_THREADS = 4
 """Threads for feedback. Those that write at the same time share one wait for the disk (memory/claas/replay_file.py)."""
 
@@ -104,15 +112,18 @@ class Service(Administration):
     async def start(self) -> None:
         """Read what was learned so far, mark tainted versions, load the live ones, and go on with an unfinished step.
 
-        An adapter whose files are damaged does not keep the others from starting: requests for it report the damage.
+        An adapter whose files are gone or damaged does not keep the others from starting: requests for it report the damage.
         """
         for tenant, adapter in await asyncio.to_thread(self._live.list_adapters):
             try:
-                served = await asyncio.to_thread(self._live.adapter, tenant, adapter)
+                served = await asyncio.to_thread(self._live.adapter, tenant, adapter, True)
                 await asyncio.to_thread(self._note_losses, served)
                 await asyncio.to_thread(served.versions.taint, self.replay.tainted_versions(tenant), DELETED)
                 await asyncio.to_thread(self._watch.restore_rewards, served)
+                live = served.live
                 await self._live.load_live(served)
+                if served.live != live:
+                    self._lost[served.scope] = WEIGHTS_LOST
             except Exception as error:
                 LOG.error("%s/%s cannot be opened, the other adapters can: %s", tenant, adapter, error, exc_info=error)
         self._state = "open"
@@ -126,6 +137,8 @@ class Service(Administration):
         elif served.live and not self.replay.step(*served.scope):
             self.replay.adopt(*served.scope, served.live, gradient_steps_of(served.live))
             self._lost[served.scope] = BUFFER_LOST
+        elif self.replay.head(*served.scope) and not served.versions.log():
+            self._lost[served.scope] = FOLDER_LOST
         if served.scope in self._lost:
             LOG.warning("%s/%s: %s", *served.scope, self._lost[served.scope])
 

@@ -140,10 +140,10 @@ class LiveVersions:
     # -- adapters ---------------------------------------------------------------------------------------------------------
 
     def list_adapters(self) -> list[tuple[str, str]]:
-        """All (tenant, adapter) with a folder, and `default` adapters with records; removes half-deleted folders."""
+        """All (tenant, adapter) with a folder or with learned versions, and `default` adapters with records; removes half-deleted folders."""
         for gone in self._root.glob("*/.gone-*"):
             shutil.rmtree(gone, ignore_errors=True)
-        found = {scope for scope in self._replay.adapters() if scope[1] == DEFAULT_SCOPE}
+        found = {scope for scope in self._replay.adapters() if scope[1] == DEFAULT_SCOPE or self._replay.head(*scope)}
         return sorted(found | set(list_adapters(self._root)))
 
     def names(self, tenant: str) -> list[str]:

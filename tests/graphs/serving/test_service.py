@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import shutil
 import sys
 import tempfile
 from collections import Counter
@@ -719,6 +720,28 @@ async def test_what_is_gone_is_said_and_learning_goes_on_from_what_is_left(tmp_p
         assert gradient_steps_of(mine.current) > gradient_steps_of(live)
 
 
+@pytest.mark.parametrize("adapter", ["default", "mail"])
+@pytest.mark.parametrize("gone", ["adapters", "adapters/acme/{}", "adapters/acme/{}/versions"])
+async def test_adapters_that_are_gone_are_said_to_be_and_those_that_were_deleted_are_not(
+    tmp_path: Path, gone: str, adapter: str
+) -> None:
+    async with serving(tmp_path, JAM) as service:
+        for name in ("mail", "note"):
+            await service.create("acme", name)
+            await teach(service, 12, adapter=name)
+        await teach(service, 12)
+        await service.remove("acme", "note")
+        assert service.versions("acme", adapter).current
+    shutil.rmtree(tmp_path / gone.format(adapter))
+    async with serving(tmp_path, JAM) as service:
+        ((said, count),) = (await service.status())["lost"].items()
+        assert (count, "gone" in said) == (2 if gone == "adapters" else 1, True)
+        rows = {row["adapter"]: row["lost"] for row in (await service.status("acme"))["scopes"]}
+        assert rows == {"default": "", "mail": ""} | dict.fromkeys(["default", "mail"] if count == 2 else [adapter], said)
+        await teach(service, 8, start=100, adapter=adapter)
+        assert service.versions("acme", adapter).current
+
+
 async def test_a_damaged_version_is_withdrawn(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
         await teach(service, 20)
@@ -727,6 +750,7 @@ async def test_a_damaged_version_is_withdrawn(tmp_path: Path) -> None:
     (folder / "policy.json").write_text("[9, 9, 9, 9]")
     async with serving(tmp_path) as service:
         assert service._live.adapter("acme", "default").live == back
+        assert "gone or damaged" in str((await service.status())["lost"])
         assert (await urn.say(service, "x", "again")).reply.version == back
         assert "cannot be loaded" in service.versions("acme").log()[-1]["why"]
 
