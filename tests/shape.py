@@ -22,7 +22,7 @@ ROOMS: Mapping[str, int] = {
     "graphs/cli": 2_912,
     "graphs/experiments": 7_690,
     "graphs/presets": 115,
-    "graphs/serving": 2_229,
+    "graphs/serving": 2_259,
     "graphs/studio": 2_203,
     "graphs/wiring": 4_384,
     "memory": 1_480,

@@ -12,14 +12,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...memory.claas.replay import Replay
 from ...memory.claas.replay_queries import ReplayRow
-from ...memory.errors import AdapterConflict, Unavailable, UnknownAdapter, UserError, hide_paths, public_text
+from ...memory.errors import AdapterConflict, ReplayError, Unavailable, UnknownAdapter, UserError, hide_paths, public_text
 from ...memory.records import ExchangeQuery
 from ...nodes.learn.chat_turn import DEFAULT_SCOPE, Engine
 from ..claas import CLaaS
@@ -38,6 +38,8 @@ READY_SECONDS = 5.0
 """Seconds in which the engine must answer to count as ready: it does so between two passes."""
 VITALS_SECONDS = 1.0
 """Seconds for which an engine's sign of life is passed on: whoever has no key asks for it, too."""
+NOT_STORED = "what is said cannot be stored (a full disk, perhaps): the service's log says why"
+"""Reason for which the service is degraded, and not ready where nothing is answered without a record."""
 SURVEY_SHARE = 0.05
 """Largest share of the time that surveys of all adapters' obstacles take, where they are asked for all the time."""
 
@@ -73,6 +75,7 @@ class Administration:
         self._learning = learning
         self._metrics = metrics
         self._state = "new"
+        self._storage_failed, self._must_store = False, True
         self._running: Counter[str] = Counter()
         self._lost: dict[tuple[str, str], str] = {}
         """(tenant, adapter) -> what of its files was gone at the start, and what that means."""
@@ -346,14 +349,19 @@ class Administration:
 
     async def status(self, tenant: str | None = None) -> dict[str, Any]:
         """The state of the service; with a tenant, also of its adapters (`scopes`), and nothing of other tenants."""
+        if self._storage_failed:
+            with suppress(UserError):
+                await self._vital_signs()  # looks whether it still fails
         learner = self._learning.status(tenant) if self._learning is not None else {"state": "off", "error": ""}
         loaded = [label for label in self.engine.loaded_versions() if tenant is None or label.startswith(f"{tenant}/")]
-        why = learner["error"] if learner["state"] == "failed" else "" if self._state == "open" else self._state
+        failed = learner["error"] if learner["state"] == "failed" else "" if self._state == "open" else self._state
+        why = NOT_STORED if self._storage_failed else failed
         found = {
             "state": "degraded" if why else "ok",
             "why": why,
             "model": self.model,
             "base": self.engine.base,
+            "storage_failed": self._storage_failed,
             "learner": learner,
             "last_turns": dict(self._learning.outcomes()) if self._learning is not None and tenant is None else {},
             "loaded": len(loaded),
@@ -391,11 +399,18 @@ class Administration:
         }
 
     async def ready(self) -> dict[str, float]:
-        """A sign of life from the engine itself, see `Engine.vitals`; asked at most once in `VITALS_SECONDS`, however many want it.
+        """A sign of life from the engine itself, see `Engine.vitals`.
 
         Raises:
-            Unavailable: the service is not open, or the engine does not answer.
+            Unavailable: the service is not open, the engine does not answer, or what is said cannot be stored and must be.
         """
+        vitals = await self._vital_signs()
+        if self._storage_failed and self._must_store:
+            raise Unavailable(NOT_STORED)
+        return vitals
+
+    async def _vital_signs(self) -> dict[str, float]:
+        """The engine's sign of life, after a look at the disk where it failed; at most once in `VITALS_SECONDS`, however many ask."""
         self._require_open()
         now = time.monotonic()
         if self._vitals is None or (self._vitals.done() and now >= self._vitals_until):
@@ -405,13 +420,17 @@ class Administration:
     async def _ask_engine(self) -> dict[str, float]:
         try:
             async with asyncio.timeout(READY_SECONDS):
+                if self._storage_failed:
+                    with suppress(ReplayError):
+                        await asyncio.to_thread(self.replay.check_disk)
+                        self._storage_failed = False
                 return await self.engine.vitals()
         except TimeoutError:
             raise Unavailable(f"the model has not answered for {READY_SECONDS:g} s") from None
 
     async def _note_vitals(self) -> None:
         try:
-            vitals = await self.ready()
+            vitals = await self._vital_signs()
         except UserError:
             self._metrics.engine_alive.set(0)
             return
@@ -431,6 +450,7 @@ class Administration:
         await self._note_vitals()
         counts = await asyncio.to_thread(self.replay.counts)
         self._metrics.running.set(self._running.total())
+        self._metrics.storage_failed.set(self._storage_failed)
         self._metrics.loaded_versions.set(len(self.engine.loaded_versions()))
         for state in RECORD_STATES:
             self._metrics.replay_records.labels(state).set(counts.get(state, 0))

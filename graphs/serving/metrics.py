@@ -38,6 +38,7 @@ HISTOGRAMS = {
 GAUGES = {
     "running": "Chats that are being answered.",
     "replay_records": "Exchanges in the replay buffer, by state.",
+    "storage_failed": "1 while what is said cannot be stored: the disk is full, or the database away.",
     "learner_paused": "1 while the learner waits after failures.",
     "adapters": "Adapters by the outcome of their last turn at the learner.",
     "held_up": "Adapters by what holds their learning up; GET /v1/status says what helps.",

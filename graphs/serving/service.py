@@ -13,16 +13,16 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, suppress
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Self
 
 from ...memory.claas.adapters import Adapters
 from ...memory.claas.replay import Replay
-from ...memory.errors import UnknownExchange, UserError
+from ...memory.errors import ReplayError, UnknownExchange, UserError
 from ...memory.records import ChatCall, Exchange, Feedback, FeedbackReceipt, Piece
 from ...memory.telemetry import span
 from ...nodes.learn.chat_turn import DEFAULT_SCOPE, STREAM_CALLBACK, Engine, KeepFeedback
@@ -100,6 +100,7 @@ class Service(Administration):
             graph = build_learning(learner, replay, self.versions, settings, live.load, retention)
             learning = LearningTask(graph, replay, metrics, live)
         super().__init__(model, engine, replay, live, learning, metrics, settings)
+        self._must_store = must_store
         self._watch = FeedbackWatch(live, replay, settings.rollout, metrics, self._wake_learning)
         self._serving = build_serving(engine, replay, live.route, must_store, interrupt_after=["record"])
         self._unrecorded: deque[str] = deque(maxlen=MAX_UNRECORDED)
@@ -250,13 +251,26 @@ class Service(Administration):
         try:
             while (piece := await pieces.get()) is not None:
                 yield piece
-            if (await run)["state"] == "not kept" and call.store:
+            with self._noting_failures(call.store):
+                is_kept = (await run)["state"] != "not kept"
+            if call.store and not is_kept:
+                self._storage_failed = True
                 self._unrecorded.append(f"{call.tenant}/{call.id}")
                 self._metrics.unrecorded.inc()
             yield exchanges[0]
         finally:
             run.cancel()
             await asyncio.gather(run, return_exceptions=True)
+
+    @contextmanager
+    def _noting_failures(self, is_stored: bool = True) -> Iterator[None]:
+        """Note whether what is said can be stored; `is_stored`: something was to be."""
+        try:
+            yield
+            self._storage_failed &= not is_stored
+        except ReplayError:
+            self._storage_failed = True
+            raise
 
     # -- feedback ---------------------------------------------------------------------------------------------------------
 
@@ -292,7 +306,8 @@ class Service(Administration):
         if row is None:
             self.replay.add_feedback(tenant, id, feedback, key)  # raises, in its own words
             raise AssertionError("unreachable")
-        kept = self._keep({"tenant": tenant, "id": id, "feedback": feedback, "key": key})
+        with self._noting_failures():
+            kept = self._keep({"tenant": tenant, "id": id, "feedback": feedback, "key": key})
         return FeedbackReceipt(kept["job"], id, kept["state"], kept["repeated"]), row.exchange
 
     def advice(self, feedback: Feedback) -> str:

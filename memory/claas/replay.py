@@ -218,6 +218,12 @@ class Replay(ReplayQueries):
             if exchange.feedback is not None:
                 self._add_feedback(base, tenant, exchange.id, exchange.feedback, "")
 
+    def check_disk(self) -> None:
+        """Write as much as an exchange, and take it back. Raises `ReplayError`: the disk does not take it, or the database is away."""
+        with self._database.writing("") as base:
+            base.execute("INSERT INTO bodies VALUES (-1, ?)", ("0" * 65_536,))
+            base.execute("DELETE FROM bodies WHERE n = -1")
+
     def _add_scope(self, base: Any, scope: tuple[str, str]) -> None:
         base.execute("INSERT INTO scopes (tenant, adapter) VALUES (?, ?) ON CONFLICT DO NOTHING", scope)
 

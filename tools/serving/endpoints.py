@@ -323,7 +323,7 @@ class ChatApi:
             LOG.exception("the service does not report its status")
             raise ApiError("the service does not answer", 503, code="unavailable", headers={"retry-after": "5"}) from error
         good = found.get("state", "ok") == "ok"
-        why = "" if good else "the learner has failed"
+        why = "" if good else found["why"] if found.get("storage_failed") else "the learner has failed"
         learning, held_up = found.get("last_turns", {}), found.get("held_up", [])
         about = {"learning": learning, "held_up": held_up, "lost": found.get("lost", {})}
         return json_response({"status": "ok" if good else "degraded", "why": why, **about})

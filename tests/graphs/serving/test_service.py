@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -544,6 +545,19 @@ async def test_a_full_disk_ends_no_chat_where_the_operator_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, must_store: bool
 ) -> None:
     async with serving(tmp_path, must_store=must_store) as service:
+        whole = await urn.say(service, "say it", "whole")
+        with monkeypatch.context() as full:
+            for method in ("append", "check_disk", "add_feedback"):
+                full.setattr(service.replay, method, lambda *given: (_ for _ in ()).throw(ReplayError("the disk is full")))
+            with pytest.raises(ReplayError, match="the disk is full"):
+                await urn.like(service, whole, "blue")
+            assert ((await service.status())["state"], await metric(service, "learngraph_storage_failed")) == ("degraded", 1.0)
+            with pytest.raises(Unavailable, match="cannot be stored") if must_store else nullcontext():
+                await service.ready()
+            assert await metric(service, "learngraph_engine_alive") == 1.0  # the model is not to blame
+        service._vitals_until = 0.0  # the next look is a second later
+        assert (await service.status())["state"] == "ok"
+        assert await metric(service, "learngraph_storage_failed") == 0.0
         monkeypatch.setattr(service.replay, "append", lambda exchange: (_ for _ in ()).throw(ReplayError("the disk is full")))
         if must_store:
             with pytest.raises(ReplayError, match="the disk is full"):
