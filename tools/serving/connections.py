@@ -23,7 +23,7 @@ LINGER_SECONDS = 1.0
 MAX_HEADER_BYTES, MAX_HEADERS = 65_536, 100
 """Largest head of a request, and most headers in it."""
 MAX_PIPELINED = 8
-"""Most requests that wait behind the one that is being answered; clients send one at a time."""
+"""Most requests that wait behind the one that is being answered. A further one gets a 429 behind their answers."""
 STALL_SECONDS = 60.0
 """Longest time in which a client may read nothing of an answer."""
 MAX_LINGERING = 32
@@ -72,7 +72,7 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
     limits: _Limits
     _header_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
-    _unread, _is_too_large = 0, False
+    _unread, _is_too_large, _has_too_many = 0, False, False
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
@@ -88,15 +88,12 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
         self._start_timer()
 
     def data_received(self, data: bytes) -> None:
-        if self in self.limits.lingering:
+        if self in self.limits.lingering or self._has_too_many:
             return
         self._unread += len(data)
         super().data_received(data)
         if self._unread > MAX_HEADER_BYTES and self not in self.limits.lingering:  # the parser may have refused it already
             self._refuse_head()
-        elif len(self.pipeline) > MAX_PIPELINED:
-            self._forget()
-            self.transport.abort()
         if self not in self.limits.opened:
             return
         if self.cycle is None or self.cycle.response_complete:
@@ -118,6 +115,9 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
 
     def on_headers_complete(self) -> None:
         self._unread = 0
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._has_too_many = True
+            raise OverflowError
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -131,7 +131,7 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
     def send_400_response(self, msg: str) -> None:
         if self._is_too_large:
             self._refuse_head()
-        else:
+        elif not self._has_too_many:  # that is said behind the answers to those that wait
             super().send_400_response(msg)
 
     def _refuse_head(self) -> None:
@@ -140,7 +140,10 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self in self.limits.opened and self.cycle.response_complete:  # else the next request has come already
+        if self._has_too_many and self.cycle.response_complete:
+            most = f"{MAX_PIPELINED + 1} requests of a connection may be under way; send the next one when one is answered"
+            self._refuse(429, most, "too_many_pipelined")
+        elif self in self.limits.opened and self.cycle.response_complete:  # else the next request has come already
             self.limits.waiting[self] = None
 
     def pause_writing(self) -> None:

@@ -266,8 +266,12 @@ def test_what_comes_behind_a_request_that_is_being_answered_is_limited(monkeypat
         assert line.recv(15) == b"HTTP/1.1 200 OK"  # the stream goes on for as long as nothing is heard
         with suppress(ConnectionError):
             line.sendall(behind)
-        assert b"[DONE]" not in read_all(line)  # it is cut
+        if behind.count(b"GET") == 1:
+            assert b"[DONE]" not in read_all(line)  # it is cut
         heard.set()
+        if behind.count(b"GET") > 1:
+            found = read_all(line)
+            assert (found.count(b"[DONE]"), found.count(b'"alive"'), found.count(b" 429 ")) == (1, 8, 1)
 
 
 @pytest.mark.parametrize("rest", [b"0\r\n" + b"x: y\r\n" * 200, b"0\r\nx: " + b"y" * 70_000, b"5;" + b"y" * 70_000])
@@ -278,6 +282,17 @@ def test_what_stands_between_and_behind_the_chunks_of_a_body_is_limited(monkeypa
         with suppress(ConnectionError):
             line.sendall(rest)
         assert b" 431 " in read_all(line)
+
+
+@pytest.mark.parametrize("count", [8, 30])
+def test_requests_that_come_at_once_are_answered_and_beyond_nine_it_is_said(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    ask = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
+    last = ask.replace(b": x", b": x\r\nconnection: close")
+    with serving(monkeypatch) as url, half_request(url, ask * count + last) as line:
+        found = read_all(line)
+    assert (found.count(b'"alive"'), b" 429 " in found) == (9, count > 8)
 
 
 @pytest.mark.slow
