@@ -6,6 +6,7 @@ the server, however that ends.
 """
 
 import asyncio
+import logging
 import os
 import socket
 import subprocess
@@ -13,9 +14,11 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 __all__ = []
 
+LOG = logging.getLogger("learngraph.chat_server")
 REQUEST_SECONDS = 5.0
 """Longest time for a request's headers."""
 MAX_WAITING = 256
@@ -24,19 +27,27 @@ MAX_WAITING = 256
 
 @contextmanager
 def liveness_process(listening: socket.socket, hang_seconds: float = 30.0) -> Iterator[None]:
-    """Have a process answer every GET on a listening socket, which is closed at the end, while the event loop that runs now goes on."""
+    """Have a process answer every GET on a listening socket, which is closed at the end, while the event loop that runs now goes on. A
+    process that ends is started again within a second."""
     command = [sys.executable, "-I", "-S", __file__, str(listening.fileno()), str(hang_seconds)]
-    # A session of its own: Ctrl-C is for the server.
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, pass_fds=[listening.fileno()], start_new_session=True
-    )
-    pipe = process.stdin.fileno()  # type: ignore[union-attr]
+
+    def start() -> subprocess.Popen[bytes]:
+        # A session of its own: Ctrl-C is for the server.
+        more: dict[str, Any] = {"pass_fds": [listening.fileno()], "start_new_session": True}
+        return subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, **more)
+
+    process = start()
 
     async def note() -> None:
-        with suppress(BrokenPipeError):  # it was killed: nobody answers, and an orchestrator starts the server again
-            while True:
-                os.write(pipe, b".")
-                await asyncio.sleep(1.0)
+        nonlocal process
+        while True:
+            try:
+                os.write(process.stdin.fileno(), b".")  # type: ignore[union-attr]
+            except BrokenPipeError:
+                process.communicate()
+                LOG.warning("the process at --livez-port ended (exit status %s) and is started again", process.returncode)
+                process = start()
+            await asyncio.sleep(1.0)
 
     notes = asyncio.create_task(note())
     try:

@@ -2,10 +2,13 @@
 
 import asyncio
 import socket
+import subprocess
 from contextlib import suppress
+from typing import Any
 
 import httpx
 import pytest
+from waiting import until
 
 from learngraph.tools.serving.liveness import MAX_WAITING, liveness_process
 
@@ -24,6 +27,27 @@ async def test_a_busy_loop_is_alive_and_one_that_hangs_is_not() -> None:
     assert listening.fileno() == -1
     with pytest.raises(httpx.ConnectError):
         httpx.get(url)
+
+
+async def test_a_process_that_was_killed_is_started_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+
+    class Process(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            started.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Process)
+    listening = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
+    with liveness_process(listening):
+        started[0].kill()
+        await until(lambda: len(started) == 2)
+        assert (await asyncio.to_thread(httpx.get, url, timeout=60)).status_code == 200
+        assert "ended (exit status -9) and is started again" in caplog.text
+    assert [one.returncode for one in started] == [-9, -9]
 
 
 async def test_half_requests_to_it_keep_nobody_out() -> None:
