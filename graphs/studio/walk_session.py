@@ -165,7 +165,7 @@ class WalkSession:
     def _graph_of(self, branch: WalkBranch) -> str:
         """The name of the graph in which a branch stands."""
         graph = branch.walk.here
-        name = f"{id(graph)}"  # the walks hold it, so that no other graph gets this number
+        name = f"{id(graph.builder)}"  # the walks hold it, so that no other graph gets this number; what-ifs copy the graph
         if name not in self._graphs:
             self._graphs[name] = show_graph(to_mermaid(graph), graph)
         return name

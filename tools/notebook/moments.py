@@ -4,16 +4,17 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from threading import Thread
 from typing import Any
 
+from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.types import StateSnapshot
 
 from ...memory.errors import plural
 from .pauses import Graph, Invocation, find_subgraph
-from .tables import StepperError
+from .tables import StepperError, to_line, two_lines
 
 __all__ = []
 
@@ -45,7 +46,8 @@ def is_asynchronous(graph: Any) -> bool:
     return False
 
 
-def call_graph(graph: Graph, in_loop: bool, name: str, *args: Any, **kwargs: Any) -> Any:
+def call_graph(graph: Any, in_loop: bool, name: str, *args: Any, **kwargs: Any) -> Any:
+    """Call a method of a graph or a checkpointer, in the loop of walks its asynchronous one."""
     if not in_loop:
         return getattr(graph, name)(*args, **kwargs)
     return asyncio.run_coroutine_threadsafe(getattr(graph, f"a{name}")(*args, **kwargs), loop_of_walks()).result()
@@ -116,3 +118,25 @@ def merge(config: RunnableConfig, place: RunnableConfig) -> RunnableConfig:
 
 def source_of(moment: StateSnapshot) -> str:
     return (moment.metadata or {}).get("source", "")
+
+
+def differences(place: str, one: StateSnapshot, other: StateSnapshot, names: Sequence[str]) -> list[tuple[str, ...]]:
+    """The lines of two moments that differ: place, channel, and both; `next` is what is about to run."""
+    told = [{"next": names_of(moment.next) or "the end", **moment.values} for moment in (one, other)]
+    found = list[tuple[str, ...]]()
+    for name in ("next", *names):
+        parts: list[Any] = [values.get(name) for values in told]
+        if all(isinstance(part, list) and part and isinstance(part[0], BaseMessage) for part in parts):  # message by message
+            pairs = [two_lines(*pair) for pair in zip_longest(*parts)]
+        else:
+            pairs = [lines_of(told[0], told[1], name)]
+        found += [(place, name, a, b) for a, b in pairs if a != b]
+    return found
+
+
+def lines_of(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None, name: str) -> tuple[str, str]:
+    """A channel of two states in a line each; a dash where there is no state, or no value."""
+    if one and other and name in one and name in other:
+        return two_lines(one[name], other[name])
+    first, second = (to_line(values[name]) if values and name in values else "–" for values in (one, other))
+    return first, second

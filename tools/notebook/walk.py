@@ -16,8 +16,9 @@ an asynchronous checkpointer, or a loop that must not wait, move with `await asy
 again executes nodes again, with all their effects on the outside world.
 
 A forked or edited walk, and one that went back, is a what-if: it sees the memories as they were at its moment, and writes into a branch
-of its own (memory/storage/branches.py), never into what the real run remembers. `keep` writes the branch into the memories, `drop` forgets it
-and leads back. That holds for all memories of this project, and for the `store` of any graph. Other effects are real.
+of its own (memory/storage/branches.py), never into what the real run remembers. Its moments, too, are recorded apart, in this process's
+memory (record_copy.py). `keep` writes the branch into the memories and its moments into the run's record, `drop` forgets it and leads back.
+That holds for all memories of this project, and for the `store` of any graph. Other effects are real.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ from dataclasses import dataclass, field, replace
 from itertools import count, pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, Self
 
-from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
@@ -46,7 +46,9 @@ from .moments import (
     check_answer,
     checkpoint_id,
     descend,
+    differences,
     is_asynchronous,
+    lines_of,
     loop_of_walks,
     merge,
     names_of,
@@ -56,7 +58,8 @@ from .moments import (
     thread_of,
 )
 from .pauses import Graph, Invocation, find_subgraph, innermost, name_questions, pause_in
-from .tables import StepperError, Table, channel_rows, check_channels, check_names, table, to_line, two_lines
+from .record_copy import copy_record, write_back
+from .tables import StepperError, Table, channel_rows, check_channels, check_names, table, to_line
 
 if TYPE_CHECKING:
     from .bars import Bars as Bars
@@ -95,6 +98,8 @@ class Walk:
     _now: StateSnapshot | None = field(default=None, repr=False, compare=False)
     _left: Walk | None = field(default=None, repr=False, compare=False)
     """The walk as it was where it became a what-if."""
+    _saver: Any = field(default=None, repr=False, compare=False)
+    """The checkpointer of the real run; a what-if's graph has one of its own, in memory."""
     listen: Callable[[Any], None] | None = field(default=None, repr=False)
     """Called while nodes run with LangGraph's events of the streams `tasks` and `messages`: (namespace, stream, event)."""
     _answers: tuple[Mapping[Any, Any], ...] = field(default=(), repr=False)
@@ -110,6 +115,7 @@ class Walk:
         if not self.graph.checkpointer:
             raise StepperError("a walk needs checkpoints: compile the graph with checkpointer=InMemorySaver()")
         allow_records()
+        self._saver = self._saver or self.graph.checkpointer
         if self.graph.store is not None and not isinstance(self.graph.store, BranchingStore):
             self.graph = self.graph.copy({"store": BranchingStore(self.graph.store)})
         self._is_asynchronous = is_asynchronous(self.graph)
@@ -225,8 +231,12 @@ class Walk:
         if not 0 <= number < len(paths):
             raise StepperError(f"{name!r} is about to run {len(paths)} times: there is no number {number} (they count from 0)")
         inside = (*self.inside, Invocation(name, number, tuple(paths[number][:3])))
-        if self._interrupts():  # it has begun already
+        if self._interrupts():
             return self._open_questions()._stand(inside)
+        if descend(self._call("get_state", thread_of(self.place), subgraphs=True), inside)[1] == len(
+            inside
+        ):  # it has begun already
+            return self._stand(inside)
         self.inside = inside
         return self._run("*", entering=True)
 
@@ -295,14 +305,10 @@ class Walk:
         """Stand where the questions are open: where the record holds other answers, on a copy of the moment that asks them anew."""
         if not self._asks_again:
             return self
-        self._call(
-            "update_state", thread_of(self.place), None, "__copy__"
-        )  # LangGraph replays only what its thread has moved past
-        self._call("invoke", None, merge(self.config, self.place), interrupt_before="*")
-        self._stand(self.inside)
+        self._copy_record(anew=True)
+        self._run("*")
         for given in self._answers:
-            self._call("invoke", self._command(given), merge(self.config, thread_of(self.place)), interrupt_before="*")
-            self._stand(self.inside)
+            self._run("*", self._command(given))
         self._asks_again = False
         return self
 
@@ -332,7 +338,8 @@ class Walk:
             raise StepperError(f"{self}: this run has not ended; finish() ends it")
         _check_kind(self.graph, input, "go_on takes an input")
         check_input_names(self.graph, input)
-        self._call("invoke", input, merge(self.config, self.place), interrupt_before="*")
+        self._be_latest(())
+        self._call("invoke", input, merge(self.config, thread_of(self.place)), interrupt_before="*")
         return self._stand(())
 
     def edit(self, **channels: Any) -> Self:
@@ -348,8 +355,10 @@ class Walk:
         check_channels(self.here, channels)
         played = [one for one in self.path() if source_of(one) != "update"]
         nodes = [*dict.fromkeys(played[-2].next)] if len(played) > 1 else []
-        before = self.branch, self._left
+        before, is_real = replace(self), self.branch is None
         self._begin_branch()
+        if is_real or not self._is_latest(self.inside):
+            self._copy_record()
         try:
             if len(nodes) > 1:  # they ran side by side: each has written, and only together do they lead on as they did
                 updates = [StateUpdate({} if n else dict(channels), node) for n, node in enumerate(nodes)]
@@ -357,7 +366,8 @@ class Walk:
             else:
                 self.place = self._call("update_state", self.place, dict(channels))
         except Exception as error:  # a reducer, or a condition of the graph's, may raise anything
-            self.branch, self._left = before
+            self.graph, self.place, self._now = before.graph, before.place, before._now
+            self.branch, self._left = before.branch, before._left
             said = (str(error) or type(error).__name__).splitlines()[0]
             raise StepperError(f"the channels {', '.join(channels)} do not take these values: {said}") from error
         self._has_asked = False
@@ -386,31 +396,31 @@ class Walk:
             where = f"of {self.inside[-1].node!r}; out() leads to the graph around it" if self.inside else "of the run"
             raise StepperError(f"cannot go back {times} steps: this is moment {len(path) - 1} {where}")
         self._begin_branch()
-        if times:  # the record tells what was asked last, not what is asked first
-            past = path[-1 - times]
-            self._has_asked = any(task.interrupts for task in past.tasks)
-            self._now = past._replace(tasks=tuple(task._replace(interrupts=()) for task in past.tasks))
-            self.place = self._now.config
-            self._answers, self._asks_again = (), False
         assert self.branch is not None
-        self.branch = self.branch.at(checkpoint_id(self.place))
+        past = path[-1 - times]
+        self.branch = self.branch.at(checkpoint_id(past.config))
+        if times:
+            self._has_asked = any(task.interrupts for task in past.tasks)
+            self.place, self._answers, self._asks_again = past.config, (), False
+        self._copy_record(anew=times > 0)
         return self
 
     def fork(self) -> Self:
-        """A what-if from this place, with a branch of memory of its own; the two walks are independent."""
+        """A what-if from this place, with a branch of memory and a record of its own; the two walks are independent."""
         moment = checkpoint_id(self.place)
         made = replace(
             self,
             branch=self.branch.at(moment) if self.branch is not None else Branch(moment),
             breakpoints=list(self.breakpoints),
-            _asks_again=bool(self._interrupts()),
             _left=None,
         )
+        made._copy_record()
         made._left = replace(made)
         return made
 
     def keep(self, *, replace: bool = False) -> Self:
-        """Write into the memories what this what-if has written in its branch. From here on the walk is the real run.
+        """Write into the memories what this what-if has written in its branch. From here on the walk is the real run, and the run's
+        record goes on with its moments, unless it has itself gone on since.
 
         Args:
             replace: whether that replaces what was remembered otherwise under the same names since; a log replaces nothing.
@@ -423,6 +433,8 @@ class Walk:
             raise StepperError("this walk is the real run, which memory keeps anyway: only what-ifs are kept or dropped")
         self.branch.keep(replace=replace)
         self.branch = self._left = None
+        if write_back(self._saver, self._is_asynchronous, self.graph, self.place):
+            self.graph = self.graph.copy({"checkpointer": self._saver})
         return self
 
     def drop(self) -> Self:
@@ -438,6 +450,7 @@ class Walk:
             raise StepperError(
                 "this walk is the real run, which is not dropped; back(n) goes to an earlier moment, and what follows is a what-if"
             )
+        self.graph = self.graph.copy({"checkpointer": left.graph.checkpointer})
         self.place, self.inside, self._now = left.place, left.inside, left._now
         self.branch = left.branch.at(checkpoint_id(left.place)) if left.branch is not None else None
         self._left = left if left.branch is not None else None
@@ -448,6 +461,17 @@ class Walk:
         if self.branch is None:
             self._left = replace(self)
             self.branch = Branch(checkpoint_id(self.place))
+
+    def _copy_record(self, anew: bool = False) -> None:
+        """Go on in a record of its own; `anew`: the nodes about to run there begin anew."""
+        saver = copy_record(self.graph.checkpointer, self._is_asynchronous, self.place, anew=anew)
+        self.graph = self.graph.copy({"checkpointer": saver})
+        self._now, _ = descend(self._call("get_state", thread_of(self.place), subgraphs=bool(self.inside)), self.inside)
+
+    def _be_latest(self, inside: Sequence[Invocation]) -> None:
+        """Go on in a record of its own if another walk, or the graph itself, has gone on from here."""
+        if not self._is_latest(inside):
+            self._copy_record()
 
     # -- looking --------------------------------------------------------------------------------------------------
 
@@ -461,9 +485,7 @@ class Walk:
         made[checkpoint_id(self.place)] = now  # which knows what has run already, of nodes side by side
         path, here = list[StateSnapshot](), made.get(checkpoint_id(self.place))
         while here is not None and (all_turns or here.next != ("__start__",)):
-            if source_of(here) != "fork" and here.next != (
-                "__start__",
-            ):  # LangGraph's copy of the moment before, made when it forks
+            if source_of(here) != "fork" and here.next != ("__start__",):  # a fork is LangGraph's copy of the moment before
                 path.append(here)
             here = made.get(checkpoint_id(here.parent_config)) if here.parent_config else None
         if path and source_of(now) == "fork":  # the copy alone knows which nodes still ask
@@ -564,14 +586,13 @@ class Walk:
             raise StepperError("the run has ended: back(n) goes to an earlier moment")
         if input is None and self._interrupts():
             raise StepperError(f"{self}: answer with resume(value)")
-        # A checkpoint named by its id is replayed, which first copies it; the latest one is therefore named by its thread.
-        place = thread_of(self.place) if self._is_latest(self.inside[:-1] if entering else self.inside) else self.place
+        self._be_latest(self.inside[:-1] if entering else self.inside)
         with pause_in(self.graph, self.inside, pause, around), self._explaining():
             outer = around if self.inside else pause
             if self.listen is None:
-                self._call("invoke", input, merge(self.config, place), interrupt_before=outer)
+                self._call("invoke", input, merge(self.config, thread_of(self.place)), interrupt_before=outer)
             else:
-                self._hear(input, merge(self.config, place), outer)
+                self._hear(input, merge(self.config, thread_of(self.place)), outer)
         return self._stand(self.inside)
 
     @contextmanager
@@ -655,41 +676,19 @@ def compare(one: Walk, other: Walk, before: str = "", show: Sequence[str] = ()) 
     show, paths = show or list(known), [_moments(walk) for walk in (one, other)]
     if not before:
         pairs = ((n, a, b) for n, (a, b) in enumerate(zip(*paths, strict=False)) if a.config != b.config)
-        parts = (_differences(f"moment {n}", a, b, show) for n, a, b in pairs)
-        found = [*next(filter(None, parts), []), *_differences("now", paths[0][-1], paths[1][-1], show)]
+        parts = (differences(f"moment {n}", a, b, show) for n, a, b in pairs)
+        found = [*next(filter(None, parts), []), *differences("now", paths[0][-1], paths[1][-1], show)]
         return Table(
             ("", "channel", "first run", "second run ′"), tuple(found), title="where they part, and where they stand now"
         )
     one._check_stops([before] if before not in nodes_of(other.here) else ())
     states = list(zip_longest(*([moment.values for moment in path if before in moment.next] for path in paths)))
     rows = tuple(
-        (str(i), *(line for name in show for line in _lines_of(pair[0], pair[1], name))) for i, pair in enumerate(states)
+        (str(i), *(line for name in show for line in lines_of(pair[0], pair[1], name))) for i, pair in enumerate(states)
     )
     marked = frozenset(i for i, row in enumerate(rows) if row[1::2] != row[2::2])
     head = ("", *(f"{name}{which}" for name in show for which in ("", " ′")))
     return Table(head, rows, marked, title=f"before {before}: first run | second run ′")
-
-
-def _differences(place: str, one: StateSnapshot, other: StateSnapshot, names: Sequence[str]) -> list[tuple[str, ...]]:
-    """The lines of two moments that differ: place, channel, and both; `next` is what is about to run."""
-    told = [{"next": names_of(moment.next) or "the end", **moment.values} for moment in (one, other)]
-    found = list[tuple[str, ...]]()
-    for name in ("next", *names):
-        parts: list[Any] = [values.get(name) for values in told]
-        if all(isinstance(part, list) and part and isinstance(part[0], BaseMessage) for part in parts):  # message by message
-            pairs = [two_lines(*pair) for pair in zip_longest(*parts)]
-        else:
-            pairs = [_lines_of(told[0], told[1], name)]
-        found += [(place, name, a, b) for a, b in pairs if a != b]
-    return found
-
-
-def _lines_of(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None, name: str) -> tuple[str, str]:
-    """A channel of two states in a line each; a dash where there is no state, or no value."""
-    if one and other and name in one and name in other:
-        return two_lines(one[name], other[name])
-    first, second = (to_line(values[name]) if values and name in values else "–" for values in (one, other))
-    return first, second
 
 
 def _moments(walk: Walk) -> list[StateSnapshot]:

@@ -139,6 +139,25 @@ def test_back_and_fork_leave_what_was_taken_in_the_tree() -> None:
     assert (found["head"][2:], found["rows"][0]) == (["what-if 3", "run 1"], ("moment 1", "number", "9", "1"))
 
 
+@pytest.mark.parametrize("order", ["b0 b1 b2", "b2 b1 b0", "b1 b2 b0"])
+def test_what_ifs_inside_a_subgraph_end_apart_in_any_order(order: str) -> None:
+    builder = wire(
+        StateGraph(Count), "flowchart LR\n  START --> play --> END", {"play": counter().copy({"checkpointer": None})}
+    )
+    walks = session(builder.compile(checkpointer=InMemorySaver()))
+    act(walks, "into")
+    act(walks, "step")
+    for value in (-3, 10):
+        seen = walks.overview()
+        seen = walks.act("edit", "b0", seen["branches"][0]["place"], channel="number", value=value)
+    assert len(seen["graphs"]) == 1
+    for id in order.split():
+        place = next(one["place"] for one in walks.overview()["branches"] if one["id"] == id)
+        walks.act("finish", id, place)
+    assert [walk.state["number"] for walk in walks.walks.values()] == [3, 3, 10]
+    assert [len(walk.passes()) for walk in walks.walks.values()] == [2, 2, 2]
+
+
 def test_a_tab_that_saw_another_place_runs_nothing() -> None:
     ran: list[int] = []
 

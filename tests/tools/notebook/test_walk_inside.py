@@ -2,11 +2,17 @@
 
 import asyncio
 import operator
+import random
 import re
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from sqlite3 import connect
 from typing import Annotated, Any
 
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Send, interrupt
@@ -120,6 +126,73 @@ def test_names_of_nodes_inside_are_hinted() -> None:
     with pytest.raises(StepperError, match="'begin' has no subgraph"):
         begun().into("begin")
     assert begun().into("play").until("put").state["x"] == 11
+
+
+class Logged(TypedDict):
+    x: int
+    log: Annotated[list[str], operator.add]
+
+
+def log(name: str, state: Logged) -> dict[str, Any]:
+    return {"log": [f"{name} {state['x']}"], "x": state["x"] + 1}
+
+
+def logging(depth: int, checkpointer: Any = None) -> Any:
+    """Nodes a, b and c, which log x and add one to it; b is such a graph again, `depth` times."""
+    builder = StateGraph(Logged)
+    for name in "abc":
+        builder.add_node(name, logging(depth - 1) if name == "b" and depth else partial(log, f"{name}{depth}"))
+    return chain(builder, *"abc").compile(checkpointer=checkpointer)
+
+
+def move(walk: Walk, do: str, **more: Any) -> None:
+    getattr(walk, do)(**more)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_fork_ends_as_its_moves_do_alone_whatever_others_did(seed: int) -> None:
+    rng, depth = random.Random(seed), 1 + seed % 2
+    walks = [(start(logging(depth, InMemorySaver()), {"x": 0, "log": []}), list[dict[str, Any]]())]
+    for _ in range(25):
+        walk, moves = rng.choice(walks)
+        made = {"do": rng.choice(["step", "into", "into", "out", "edit", "edit", "back", "fork", "fork", "finish"])}
+        if made["do"] == "fork":
+            walks.append((walk.fork(), [*moves]))
+            continue
+        made |= {"x": rng.randrange(100, 999)} if made["do"] == "edit" else {}
+        with suppress(StepperError):
+            move(walk, **made)
+            moves.append(made)
+    rng.shuffle(walks)
+    for walk, _ in walks:
+        if walk.next:
+            walk.finish()
+    for walk, moves in walks:
+        alone = start(logging(depth, InMemorySaver()), {"x": 0, "log": []})
+        for made in moves:
+            move(alone, **made)
+        if alone.next:
+            alone.finish()
+        assert (str(walk), walk.state) == (str(alone), alone.state), moves
+
+
+def test_a_walk_inside_is_taken_up_by_another_process_and_a_kept_fork_is_the_run(tmp_path: Path) -> None:
+    def opened() -> Any:
+        return logging(1, SqliteSaver(connect(tmp_path / "c.sqlite", check_same_thread=False)))
+
+    config: Any = {"configurable": {"thread_id": "run"}}
+    start(opened(), {"x": 0, "log": []}, "run").into("b").step()
+    walk = Walk(opened(), config).into("b")
+    assert (str(walk), walk.state["x"]) == ("b > moment 1, before b", 2)
+    one, two = walk.fork().edit(x=100), walk.fork().edit(x=200)
+    assert (one.step().state["x"], two.step().state["x"]) == (101, 201)
+    assert Walk(opened(), config).into("b").state["x"] == 2, "what-ifs leave no trace in the run's record"
+    one.keep()
+    again = Walk(opened(), one.place, inside=one.inside)
+    assert (str(again), again.state["x"], two.finish().state["x"], walk.finish().state["x"]) == (str(one), 101, 203, 5)
+    assert again.finish().state["log"] == ["a1 0", "a1 0", "a0 1", "b0 100", "c0 101", "c1 102"]
+    two.keep()
+    assert Walk(opened(), config).state["x"] == 103, "the record has gone on otherwise"
 
 
 class Asked(TypedDict):
