@@ -10,7 +10,7 @@ again when it is made: a record read from a checkpoint equals the original.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
 from typing import Any, TypeVar, dataclass_transform
 
@@ -196,6 +196,15 @@ class Trajectory:
     """The user whose conversation it was; empty: nobody's, or not known."""
     lost: bool = False
     """True if the world ended the attempt before its step limit, and the last step made no progress (`memory.returns.progress`)."""
+    states: dict[str, list[str]] = field(default_factory=dict)
+    """A method that compares states by another text than the steps have -> that text at each step."""
+
+    def for_method(self, method: str) -> Trajectory:
+        """The attempt with the states by which a method compares."""
+        if (states := self.states.get(method)) is None:
+            return self
+        own = [replace(step, state=state) for step, state in zip(self.transitions, states, strict=True)]
+        return replace(self, transitions=tuple(own), states={})
 
     def table(self) -> Table:
         """A table of the steps."""

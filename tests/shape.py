@@ -13,11 +13,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 83_886, "tests": 69_444}
+LINES: Mapping[str, int] = {"source": 83_973, "tests": 69_557}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
-    "graphs/agents": 7_328,
+    "graphs/agents": 7_343,
     "graphs/baselines": 1_686,
     "graphs/cli": 2_912,
     "graphs/experiments": 7_690,
@@ -25,10 +25,10 @@ ROOMS: Mapping[str, int] = {
     "graphs/serving": 2_259,
     "graphs/studio": 2_203,
     "graphs/wiring": 4_384,
-    "memory": 1_480,
+    "memory": 1_497,
     "memory/attempts": 665,
     "memory/claas": 2_825,
-    "memory/conversations": 1_925,
+    "memory/conversations": 2_049,
     "memory/lessons": 1_342,
     "memory/returns": 1_061,
     "memory/search": 1_513,
@@ -61,7 +61,6 @@ FILE, GRAPH_FILE, FUNCTION = 700, 400, 60
 LONG_FILES: Mapping[str, str] = {
     "graphs/agents/learner.py": "the hooks of one middleware: what is consulted, recorded and rated around each model call",
     "graphs/agents/scopes.py": "the memories of a learner, one a scope, with their locks and what each was shown",
-    "memory/conversations/store.py": "the records of one scope, which are written, rated, withdrawn and exported under one lock",
     "graphs/wiring/inputs.py": "what a method is built from: each part with its default, and nodes by their names",
     "graphs/serving/administration.py": "what an operator may ask and order, a short method each",
     "tools/local/engine.py": "the scheduler of one thread, whose queues nothing else may touch",

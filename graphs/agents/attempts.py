@@ -47,6 +47,10 @@ class ConversationAttempts:
         """The number of attempts at a task."""
         return len(self._tasks.get(task, {}))
 
+    def ids(self, task: str) -> list[str]:
+        """The ids of the attempts at a task, the oldest first."""
+        return list(self._tasks.get(task, {}))
+
     def remove(self, trajectory: Trajectory) -> None:
         """Take a conversation out; one that is not there is no error."""
         self._tasks.get(trajectory.task.id, {}).pop(trajectory.id, None)

@@ -18,7 +18,8 @@ import httpx
 from langchain.agents.middleware import ModelRequest
 from langgraph.store.base import BaseStore
 
-from ...memory.conversations.store import Conversation, ConversationStore, Rating
+from ...memory.conversations.store import ConversationStore
+from ...memory.conversations.turns import Conversation, Rating, turns_until
 from ...memory.errors import UserError
 from ...memory.records import Trajectory
 from ...memory.telemetry import traceparent
@@ -134,10 +135,8 @@ def _responses(conversation: Conversation, ratings: tuple[Rating, ...], rating: 
     if rating.is_single:
         rated = {turn.id for turn in conversation.turns}
     found: list[str] = []
-    for turn in conversation.turns:
+    for turn in turns_until(conversation, rating.turn):
         found += [entry["response_id"] for entry in turn.advice if entry.get("response_id")]
-        if turn.id == rating.turn:
-            break
-        if turn.id in rated:
+        if turn.id != rating.turn and turn.id in rated:
             found = []
     return found

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack
 from langchain_core.runnables import Runnable
 from langgraph.store.base import BaseStore
 
-from ...memory.conversations.store import ConversationStore, Rating, Reflection, trajectory_digest
+from ...memory.conversations.store import ConversationStore, Reflection, trajectory_digest
+from ...memory.conversations.turns import Rating
 from ...memory.errors import UserError, plural
 from ...memory.records import Trajectory
 from ...memory.telemetry import memory_names, span

@@ -92,7 +92,7 @@ class ICRLMiddleware(LearningMiddleware[ConversationAttempts]):
         self, place: Place, memory: ConversationAttempts, window: int, hidden: frozenset[str] = frozenset()
     ) -> tuple[str, dict[str, Any]]:
         """The section of the prompt, empty without attempts or where all are hidden, and the record of it."""
-        settings, task, only = self.settings, place.task, None
+        settings, task, only, alike = self.settings, place.task, None, list[str]()
         if self.k is not None:
             alike = [id for id in memory.best_alike(task.id, task.instruction, place.thread) if id not in hidden]
             only = self.share_out(place, alike, str, self.k)
@@ -105,7 +105,7 @@ class ICRLMiddleware(LearningMiddleware[ConversationAttempts]):
         state: dict[str, Any] = {"task": task, "run": "", "episode": number, "observation": Observation("")}
         state |= compose(state)  # type: ignore[arg-type]
         recalled = [shown.id for shown in reversed(state["shown"])]
-        if beyond := set(recalled) - set(self.share_out(place, recalled, str)):
+        if beyond := set(recalled) - set(self.share_out(place, recalled, str, among=alike)):
             return self._compose(place, memory, window, hidden | beyond)
 
         def text(ids: Sequence[str]) -> str:

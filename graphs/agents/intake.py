@@ -19,15 +19,8 @@ from langchain_core.messages import AnyMessage, HumanMessage
 from ...memory.conversations.messages import StateKey, last_user_message
 from ...memory.conversations.recorded import ConversationSource, RecordedConversation
 from ...memory.conversations.screen import Screen, Suspicion
-from ...memory.conversations.store import (
-    IMPORTED,
-    Conversation,
-    ConversationStore,
-    ExportedConversation,
-    Rating,
-    Turn,
-    finite_reward,
-)
+from ...memory.conversations.store import ConversationStore, ExportedConversation
+from ...memory.conversations.turns import IMPORTED, Conversation, Rating, Turn, finite_reward
 from ...memory.display import with_interval
 from ...memory.errors import UserError, plural
 from ...memory.records import Task, Trajectory

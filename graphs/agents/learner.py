@@ -45,7 +45,8 @@ from ...memory.conversations.messages import (
     users_messages,
 )
 from ...memory.conversations.reviews import review_rating
-from ...memory.conversations.store import MOST_OPEN, Turn
+from ...memory.conversations.store import MOST_OPEN
+from ...memory.conversations.turns import Turn
 from ...memory.errors import UserError, plural
 from ...memory.records import Task
 from ...memory.telemetry import Traced, memory_names, span
@@ -352,7 +353,10 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         try:
             place = self._place(state, runtime)
             known = self._memory(scope).conversations.turns.get(place.thread)
-            last = known.turns[-1].id if known is not None and known.turns else place.turn
+            ids, turns = {one.id for one in state["messages"]}, known.turns if known is not None else ()
+            last = next(
+                (one.id for one in reversed(turns) if not ids.isdisjoint(one.replies)), turns[-1].id if turns else place.turn
+            )
             return None if last == place.turn else (self._next_turn, last)
         except Exception as error:
             self._note_failure(runtime, "the turn before was not rated, since it cannot be read", error)
@@ -451,8 +455,9 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         run = str(getattr(getattr(runtime, "execution_info", None), "run_id", None) or "")
         answered = messages[last_user_message(messages) :]
         replies = tuple(str(one.id) for one in answered if isinstance(one, AIMessage) and one.id)
-        turn = Turn(place.turn, done, run, entries, replies, sent_beside(answered))
-        self._memory(place.scope).conversations.record(place.thread, turn, task, DOMAIN, place.user, goes_on=goes_on)
+        turn = Turn(place.turn, done, run, entries, replies, sent_beside(answered), self.method)
+        read = frozenset(str(one.id) for one in messages)
+        self._memory(place.scope).conversations.record(place.thread, turn, task, DOMAIN, place.user, read=read, goes_on=goes_on)
 
     def _note_failure(self, runtime: Any, what: str, error: Exception) -> None:
         """Say in the log and in `status` what could not be done."""

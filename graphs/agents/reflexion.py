@@ -137,7 +137,7 @@ class ReflexionMiddleware(CriticMiddleware[ConversationAttempts]):
         while beyond:
             buffer, state = self._compose(place.task, content, self.window_of(request.model), hidden)
             shown = [one.id for one in reversed(state["shown"])]
-            beyond = frozenset(shown) - frozenset(self.share_out(place, shown, str))
+            beyond = frozenset(shown) - frozenset(self.share_out(place, shown, str, among=content.ids(place.task.id)))
             hidden |= beyond
 
         def text(ids: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 
-from ...memory.conversations.store import Rating, finite_reward
+from ...memory.conversations.turns import Rating, finite_reward
 from ...memory.errors import UserError
 
 __all__ = ["RewardScale", "judge_source", "read_reward"]

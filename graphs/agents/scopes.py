@@ -31,14 +31,8 @@ from ...memory.conversations.messages import StateKey, goal_and_last_turn
 from ...memory.conversations.origins import WITHHELD
 from ...memory.conversations.recorded import ConversationSource
 from ...memory.conversations.screen import Screen
-from ...memory.conversations.store import (
-    Conversation,
-    ConversationStore,
-    Rating,
-    RatingOptions,
-    clean_text,
-    finite_reward,
-)
+from ...memory.conversations.store import ConversationStore, RatingOptions, clean_text
+from ...memory.conversations.turns import Conversation, Rating, finite_reward, turns_until
 from ...memory.display import short
 from ...memory.errors import Unavailable, UserError, did_you_mean, plural
 from ...memory.records import Trajectory
@@ -328,7 +322,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
 
         Args:
             thread_id: the thread's id.
-            run_id: id of the run that ended the turn; the thread's last rating if not given.
+            run_id: id of the run that ended the turn; the thread's last turn if not given.
             message_id: id of one of the agent's messages in the turn.
             source: who gave it.
             scope: the values of the scope, as in `feedback`.
@@ -390,6 +384,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             notes += (f"{said}, and for none of it in {memory.unshown:,} of these",)
         notes += tuple(f"{what}: {plural(n, 'time')}, the last for {why}" for what, (n, why) in memory.failures.items())
         for tool, ids in memory.withheld.items():
+            if self.agent.listed and tool not in self.agent.listed:  # a name that the model made up
+                continue
             where, own = f"in {len(ids)} of {plural(rated, 'rated conversation')}", f"Screen(trusted_tools=({tool!r},))"
             notes += (f"the words of {tool} are not kept {where}; if they are the app's own, {own} keeps them",)
         lists = {"unlearned_tools": self.screen.unlearned_tools, "trusted_tools": self.screen.trusted_tools, **self.tool_lists}
@@ -397,6 +393,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             notes += (*unknown_tools(option, names, self.agent.listed),)
         remedy = self.remedy + (", or similarity=, by meaning" if hasattr(self, "similarity") else "")
         about: Any = {"needs": self.needs, "remedy": remedy, "notes": notes, "quarantined": len(kept), "held": sum(kept)}
+        about["idle"] = 0 if rated else memory.conversations.feedback.count() - sum(kept)
         counts = memory.consulted, memory.recalled, memory.unshown, memory.early, 2 * memory.guarded > memory.alike
         return LearnerStatus(self.method, rated, *counts, nearest=memory.nearest, **about)
 
@@ -545,8 +542,10 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         """An account of a thread in words: what was recalled, added and chosen in each turn; long texts are cut."""
         lines, conversations = list[str](), self._conversations(scope)
         ratings, kept_out = conversations.ratings(str(thread_id)), conversations.quarantines.get(str(thread_id))
-        for number, turn in enumerate(self.conversation(thread_id, **scope).turns):
-            lines.append(f"turn {number + 1}:")
+        talk = self.conversation(thread_id, **scope)
+        stands = {turn.id for turn in turns_until(talk)}
+        for number, turn in enumerate(talk.turns):
+            lines.append(f"turn {number + 1}{', which the thread has left by going back in time' * (turn.id not in stands)}:")
             accounts = [self.describe(entry) for entry in turn.advice] or [["no advice was recorded"]]
             for (first, *more), (_, *before) in zip(accounts, [[""], *accounts], strict=False):
                 same = ["the same as before"] if more and more == before else more
@@ -651,7 +650,12 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         return await asyncio.to_thread(lambda: self.memory(**scope))
 
     def share_out(
-        self, place: Place, found: Sequence[Item], id_of: Callable[[Item], str], most: int | None = None
+        self,
+        place: Place,
+        found: Sequence[Item],
+        id_of: Callable[[Item], str],
+        most: int | None = None,
+        among: Sequence[str] = (),
     ) -> list[Item]:
         """Those of recalled things, best first, that the user of a run may be shown, so that no other one holds more than his share.
 
@@ -660,13 +664,15 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             found: what was recalled.
             id_of: the id of the trajectory that a thing comes from.
             most: the greatest number that is wanted; None: all. Where users share, it is 2 at least: one is always somebody's alone.
+            among: the ids of all trajectories that were alike; none given: what was recalled is all.
         """
         most = len(found) if most is None else most
         if not self.user.names:
             return list(found[:most])
         users = (memory := self._memory(place.scope)).users
         whose = [users.get(id_of(one), "") for one in found]
-        shown = [found[n] for n in within_share(whose, place.user, self.max_user_share, max(most, 2))]
+        all_alike = [users.get(id, "") for id in among] or whose
+        shown = [found[n] for n in within_share(whose, place.user, self.max_user_share, max(most, 2), all_alike)]
         memory.alike, memory.guarded = memory.alike + bool(found), memory.guarded + bool(found and not shown)
         return shown
 
@@ -792,7 +798,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
                     memory.users[one.id] = one.user
                     for tool in {tool for step in one.transitions for tool in WITHHELD.findall(step.observation)}:
                         memory.withheld.setdefault(tool, set()).add(one.id)
-                    if one.id not in memory.ledger.retired and (form := self.adapt(one)) is not None:
+                    if one.id not in memory.ledger.retired and (form := self.adapt(one.for_method(self.method))) is not None:
                         memory.index.add(form)
                 except UserError as error:  # one that is damaged must not keep all others from being remembered
                     LOG.warning("%s: %s is left out of memory: %s", self.method, one.id, error)

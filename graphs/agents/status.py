@@ -53,6 +53,8 @@ class LearnerStatus:
     """Conversations that nothing is learned from until a person releases them."""
     held: int = 0
     """Of these, the ones with feedback."""
+    idle: int = 0
+    """Conversations with feedback in which the agent did nothing, as where its first model call failed; counted while none is rated."""
     notes: tuple[str, ...] = ()
     """Sentences of the method about itself."""
 
@@ -65,7 +67,11 @@ class LearnerStatus:
     def problems(self) -> tuple[str, ...]:
         """The reasons for which less was learned than could be, a sentence each; empty if there is none."""
         found = []
-        if not self.rated and not self.held:
+        if self.idle:
+            found.append(
+                f"nothing is learned from {plural(self.idle, 'conversation')} with feedback: the agent did nothing there"
+            )
+        elif not self.rated and not self.held:
             found.append("no conversation has feedback: call feedback(thread_id, reward=...)")
         if self.quarantined:
             say_why = "quarantine_reasons() says why, release(thread_id) lets one in"

@@ -24,7 +24,8 @@ from langchain_core.runnables import Runnable
 from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 
-from ...memory.conversations.store import Rating, RatingOptions, Reflection
+from ...memory.conversations.store import RatingOptions, Reflection
+from ...memory.conversations.turns import Rating
 from ...memory.errors import UserError
 from ...memory.lessons.library import Library, LibraryError
 from ...memory.lessons.versions import LibraryVersions, find_library, open_library

@@ -182,7 +182,7 @@ def _overwritten(wiring: Wiring, builder: Builder, known: Mapping[str, NodeChann
         return set[str]().union(*(live[one] for one in after[name]), *(one.reads for one in routers.get(name, ())))
 
     for _ in range(2 * len(known)):  # the longest way through two runs
-        live = {name: reads[name] | (live_after(name) - sure[name]) for name in known} | {
+        live = {name: {*reads[name]} | (live_after(name) - sure[name]) for name in known} | {
             "END": live["END"] | live_after("START")
         }
     found = list[Finding]()

@@ -9,10 +9,7 @@
     (…scope, "agent")          the agent in a few words, as its last run had it: what critics of other processes read
     (…scope, "changes")        writer -> the trajectories that this process changed last
 
-Feedback rates what happened since the feedback before it: a thread that is rated after its second and its fifth turn gives two
-trajectories, of turns 0 to 1 and 2 to 4. A branch of `Send` is a trajectory of its own, with the reward of its own reply or that of the
-thread. Feedback on the same turn again takes the place of the former one. All ids are derived from those of the thread and of its
-messages, so that work that is done twice is stored once.
+All ids are derived from those of the thread and of its messages, so that work that is done twice is stored once.
 
 Several processes may share a store. Each writes an item of its own under `changes`, and reads the others': nobody has to read all
 trajectories again to learn what is new.
@@ -20,7 +17,6 @@ trajectories again to learn what is new.
 
 import json
 import logging
-import math
 import os
 import re
 import threading
@@ -29,108 +25,49 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from hashlib import blake2b
-from numbers import Real
 from typing import Any, TypedDict
 
 from langgraph.store.base import BaseStore, PutOp
 
 from ..errors import UserError, did_you_mean
-from ..records import Lesson, Task, Trajectory, Transition
+from ..records import Lesson, Task, Trajectory
 from ..storage.branches import current_branch
 from ..storage.open_store import all_items
 from ..storage.record_store import BadRecord, RecordStore, exchange, to_json
 from .trials import MemoryTrial, conversation_trials
+from .turns import (
+    Conversation,
+    Rating,
+    Turn,
+    asked_text,
+    find_predecessor,
+    find_turn,
+    finite_reward,
+    is_asked,
+    join,
+    rated_trajectories,
+    rating_to_change,
+    set_aside,
+    with_turn,
+)
 
 __all__ = [
-    "Conversation",
     "ConversationStore",
-    "Rating",
     "RatingOptions",
     "Reflection",
-    "Turn",
-    "finite_reward",
     "trajectory_digest",
 ]
 
 LOG = logging.getLogger(__name__)
 _UNKEPT = re.compile("[\0\ud800-\udfff]")
-MOST_NOTE_CHARS = 4_000
-"""Characters of what was said of a conversation that methods read; all of it is kept with the feedback."""
-MOST_REWARD = 1e100
-"""Greatest size of a reward: memories compute with its square."""
 UNDOABLE_WRITES = 1_000
 """Writes that a what-if can look behind. A server writes a conversation anew at each of its turns."""
-IMPORTED = "import"
-"""The beginning of the source of a rating that was given elsewhere."""
 CHANGES_KEPT = 256
 """Changes that a writer names. A reader that missed more reads all trajectories again."""
 MOST_MERGES = 4
 """Times that a turn is written where others write into the same conversation."""
 MOST_OPEN = 1_000
 """Conversations whose turn is going on that are held in memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """The steps of an agent between two messages of the user."""
-
-    id: str
-    """Id of the user's message that it answers."""
-    steps: tuple[Transition, ...]
-    run_id: str = ""
-    """Id of the agent's run, as tracers know it; empty where it has none."""
-    advice: tuple[dict[str, Any], ...] = ()
-    """Records of learning methods, one entry per model call: recalled trajectories, what was added, what was chosen."""
-    replies: tuple[str, ...] = ()
-    """Ids of the agent's messages in it, by which an app knows what a user's thumb is about."""
-    branch_of: str = ""
-    """Id of the turn beside which it ran as a branch of `Send`, its own where all branches have ids of their own; empty: it is none."""
-
-    @property
-    def traceparent(self) -> str:
-        """The trace context of its last model call (memory/telemetry.py); empty where it was not traced."""
-        return next((str(entry["traceparent"]) for entry in reversed(self.advice) if "traceparent" in entry), "")
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """The recorded turns of a thread."""
-
-    id: str
-    """The thread's id."""
-    task: Task
-    turns: tuple[Turn, ...]
-    domain: str = ""
-    user: str = ""
-    """The user whose conversation it is; empty: not known."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rating:
-    """Feedback on the turns since the rating before it."""
-
-    turn: str
-    """Id of the last turn that it is about."""
-    reward: float | None
-    """In the app's units; None: only words. Missing is not 0."""
-    text: str = ""
-    """The words of its source."""
-    source: str = "user"
-    """Who decided: `user`, or the name of a function or signal."""
-    others: dict[str, str] = field(default_factory=dict)
-    """Source -> the words of others that have rated the same."""
-    is_single: bool = False
-    """True: it is about that turn alone, not about what came before it."""
-    at: str = ""
-    """Time of the app's last feedback, UTC, in ISO 8601; empty: a source of rewards or a review has rated it, or an import."""
-    whole: str = field(default="", repr=False)
-    """The same of the last one that rated several agents as one (`rate_agents`); empty: none has."""
-
-    @property
-    def words(self) -> str:
-        """The words of all sources, each with its name where there are several."""
-        said = {**self.others, self.source: self.text} if self.text else self.others
-        return "; ".join(f"{source}: {text}" for source, text in said.items()) if self.others else self.text
 
 
 class RatingOptions(TypedDict, total=False):
@@ -192,22 +129,6 @@ class ExportedConversation(Conversation):
     quarantine: Quarantine | None = None
 
 
-def finite_reward(value: Any) -> float:
-    """A number of any library as a reward.
-
-    Raises:
-        UserError: it is no number, not finite, or too large to compute with.
-    """
-    try:
-        number = float(value) if isinstance(value, Real) else math.nan
-    except OverflowError:
-        number = math.inf  # a whole number beyond all floats
-    if not abs(number) <= MOST_REWARD:
-        size = f" of at most {MOST_REWARD:g} in size" if math.isfinite(number) else ""
-        raise UserError(f"a reward is a finite number{size}, got {value!r:.40}")
-    return number
-
-
 def clean_text(text: str) -> str:
     """The text as every store can keep it: without NUL, and with a mark in place of half a surrogate pair."""
     if not _UNKEPT.search(text):
@@ -230,7 +151,7 @@ def clean(value: Any) -> Any:
 
 def trajectory_digest(trajectory: Trajectory) -> str:
     """A digest of what happened and of the feedback on it."""
-    found = json.dumps(to_json(replace(trajectory, used=())), sort_keys=True)
+    found = json.dumps({**to_json(replace(trajectory, used=())), "states": None}, sort_keys=True)
     return blake2b(found.encode(), digest_size=16).hexdigest()
 
 
@@ -243,90 +164,6 @@ class _Changes:
     """Number of all changes that it ever made."""
     newest: tuple[str, ...]
     """Ids of the last ones, newest last. An empty id stands for a deletion: read everything again."""
-
-
-def with_turn(known: Conversation, turn: Turn) -> Conversation:
-    """The conversation with a turn, in place of one with its id, of which it keeps what other methods have recorded."""
-    methods = {entry.get("method") for entry in turn.advice}
-    others = [entry for one in known.turns if one.id == turn.id for entry in one.advice if entry.get("method") not in methods]
-    turn = replace(turn, advice=(*others, *turn.advice))
-    turns = [turn if one.id == turn.id else one for one in known.turns]
-    return replace(known, turns=tuple(turns if turn in turns else [*turns, turn]))
-
-
-def rated_trajectories(conversation: Conversation, ratings: Sequence[Rating]) -> list[Trajectory]:
-    """The rated stretches of a conversation, oldest first. Turns after the last rating belong to none.
-
-    What begins with the conversation is about its task; each later stretch, and each branch, about what the user asked for then.
-    """
-    single = {rating.turn: rating for rating in ratings if rating.is_single}
-    shared = {rating.turn: rating for rating in ratings if not rating.is_single}
-    found, stretch, branches = list[Trajectory](), list[tuple[int, Turn]](), list[tuple[int, Turn]]()
-    beside = _branches(conversation)
-    for number, turn in enumerate(conversation.turns):
-        if turn.id in beside:
-            branches.append((number, turn))
-        elif turn.id in single:
-            found += _stretch(conversation, [(number, turn)], single[turn.id])
-        else:
-            stretch.append((number, turn))
-        if (rating := shared.get(turn.id)) is not None:
-            found += _stretch(conversation, stretch, rating)
-            for one in branches:
-                own = single.get(one[1].id, rating)  # a comment on a branch leaves it the reward of all
-                own = own if own.reward is not None else replace(own, reward=rating.reward)
-                found += _stretch(conversation, [one], own)
-            stretch, branches = [], []
-    for one in branches:
-        if (rating := single.get(one[1].id)) is not None:
-            found += _stretch(conversation, [one], rating)
-    return found
-
-
-def _others_wait(conversation: Conversation, ratings: Sequence[Rating], turn: str) -> bool:
-    """True if a turn before this one has no rating, since the thread was rated last."""
-    waits, given = False, {one.turn: one.is_single for one in ratings}
-    for one in conversation.turns:
-        if one.id == turn:
-            break
-        waits = one.id not in given or (waits and given[one.id])
-    return waits
-
-
-def _rating_to_change(
-    conversation: Conversation, given: Sequence[Rating], turn: str, *, of_turn: bool, of_message: bool
-) -> Rating:
-    """The rating that feedback about a turn changes, one of `given` or a new one. `of_turn` and `of_message` say what the app named."""
-    there = {one.is_single: one for one in given if one.turn == turn}
-    alone, with_others = there.get(True), there.get(False)
-    is_branch = turn in _branches(conversation)
-    is_single = of_message or (of_turn and is_branch)
-    if is_branch:
-        found = alone if is_single else with_others
-    elif of_message:
-        found = alone or with_others
-    else:  # what is said of the thread is about the turns that nobody has rated by themselves, where there are any
-        found = with_others or (None if _others_wait(conversation, given, turn) else alone)
-    return found or Rating(turn, None, is_single=is_single)
-
-
-def _branches(conversation: Conversation) -> set[str]:
-    """Ids of the turns that ran beside each other, as branches of `Send`."""
-    return {id for one in conversation.turns if one.branch_of for id in (one.id, one.branch_of)}
-
-
-def _stretch(conversation: Conversation, turns: Sequence[tuple[int, Turn]], rating: Rating) -> list[Trajectory]:
-    """Some numbered turns as a trajectory with a rating; none where nothing was done in them."""
-    if not (steps := [step for _, turn in turns for step in turn.steps]):
-        return []
-    task, (first, turn), number = conversation.task, turns[0], turns[-1][0]
-    if first > 0 or turn.branch_of:
-        task = replace(task, instruction=steps[0].observation_text)
-    steps[-1] = replace(steps[-1], reward=rating.reward)
-    used = dict.fromkeys(id for _, turn in turns for entry in turn.advice for id in entry.get("recalled", ()))
-    made = Trajectory(f"{conversation.id}/{number}", task, tuple(steps), run=conversation.id, episode=number, used=tuple(used))
-    about: Any = {"note": rating.words[:MOST_NOTE_CHARS], "user": conversation.user, "domain": conversation.domain}
-    return [replace(made, score=rating.reward or 0.0, **about)]
 
 
 def _without_traces(conversation: Conversation, threads: Collection[str]) -> Conversation:
@@ -401,7 +238,7 @@ class ConversationStore:
 
     def find_turn(self, thread: str, **asked: str | None) -> Turn:
         """The turn that feedback would be about, as in `rate`; raises UserError where the conversation or the turn is unknown."""
-        return _find_turn(self.conversation(thread), **asked)
+        return find_turn(self.conversation(thread), **asked)
 
     def rated_turn(self, trajectory: Trajectory) -> list[Turn]:
         """The turn at which a rated stretch ends; none if it is gone, or the stretch was imported."""
@@ -416,11 +253,11 @@ class ConversationStore:
         """
         known = self.turns.all()
         asked = {"run_id": run_id, "message_id": message_id}
-        found = [one.id for one in known if any(_is_asked(turn, **asked) for turn in one.turns)]
+        found = [one.id for one in known if any(is_asked(turn, **asked) for turn in one.turns)]
         if len(found) == 1:
             return found[0]
         place, last = "/".join(self.scope), ", ".join(repr(one.id) for one in known[-3:]) or "none"
-        has = f"{len(found) or 'no'} conversations" + (f" with {_asked_text(**asked)}" if any(asked.values()) else "")
+        has = f"{len(found) or 'no'} conversations" + (f" with {asked_text(**asked)}" if any(asked.values()) else "")
         raise UserError(f"{place} has {has}: give a thread_id; its last threads are {last}")
 
     def ratings(self, thread: str) -> tuple[Rating, ...]:
@@ -429,16 +266,25 @@ class ConversationStore:
         return found.ratings if found else ()
 
     def record(
-        self, thread: str, turn: Turn, task: Task, domain: str = "", user: str = "", *, goes_on: bool = False
+        self,
+        thread: str,
+        turn: Turn,
+        task: Task,
+        domain: str = "",
+        user: str = "",
+        *,
+        read: frozenset[str] = frozenset(),
+        goes_on: bool = False,
     ) -> Conversation:
         """Record a turn. It takes the place of one with its id, as after a run that was repeated, and keeps what other methods have
-        recorded of their advice.
+        recorded of their advice. A turn that was regenerated after it had ended stays beside it with its rating.
 
         Args:
             turn: what was done in it until now.
             task: what the conversation is about.
             domain: of its trajectories.
             user: whose conversation it is; empty: not known.
+            read: ids of the messages that the agent has: turns that the thread has left by going back in time are known by these.
             goes_on: whether the turn will be recorded again soon: then it is not read again before that.
         """
         turn, task = clean(turn), clean(task)
@@ -446,15 +292,18 @@ class ConversationStore:
             is_open = thread in self._open and current_branch() is None
             known = self._open.pop(thread) if is_open else self.turns.get(thread)
             ratings: tuple[Rating, ...] = ()
+            if known is not None and any(one.id == turn.id and not {*one.replies} <= {*turn.replies} for one in known.turns):
+                known = self._set_aside(thread, turn) or known
             for _ in range(MOST_MERGES):
-                conversation = with_turn(known or Conversation(thread, task, (), domain, user), turn)
+                before = known or Conversation(thread, task, (), domain, user)
+                conversation = with_turn(before, replace(turn, after=find_predecessor(before, turn, read)))
                 if conversation == known:
                     break
-                before, given = exchange([(self.turns, thread), (self.feedback, thread)], [(self.turns, conversation)])
+                found, given = exchange([(self.turns, thread), (self.feedback, thread)], [(self.turns, conversation)])
                 ratings = given.ratings if given else ()
-                if before == known:
+                if found == known:
                     break
-                known = before  # another process or another method has recorded something meanwhile
+                known = found  # another process or another method has recorded something meanwhile
             if goes_on:
                 self._hold_open(thread, conversation)
             rated = {one.turn for one in ratings}
@@ -462,6 +311,15 @@ class ConversationStore:
             if any(one.id in rated for one in conversation.turns[place:]):
                 self._derive(conversation, ratings)
             return conversation
+
+    def _set_aside(self, thread: str, turn: Turn) -> Conversation | None:
+        """Keep the turn that another run takes the place of, with its rating, under an id of its own; None: there is nothing to keep."""
+        known, given = exchange([(self.turns, thread), (self.feedback, thread)])
+        found = set_aside(known, given.ratings if given else (), turn) if known else None
+        if found is not None:
+            rated: list[tuple[RecordStore[Any], Any]] = [(self.feedback, Ratings(thread, found[1]))] if given else []
+            exchange([], [(self.turns, found[0]), *rated])
+        return found[0] if found else None
 
     def _hold_open(self, thread: str, conversation: Conversation | None) -> None:
         """Keep in mind what is recorded of a thread whose turn goes on."""
@@ -510,8 +368,8 @@ class ConversationStore:
             recorded, kept = exchange([(self.turns, thread), (self.feedback, thread)])
             conversation, given = recorded or self.conversation(thread), kept.ratings if kept else ()
             reward = None if reward is None else finite_reward(reward)
-            rated = _find_turn(conversation, turn=turn, run_id=run_id, message_id=message_id).id
-            known = _rating_to_change(conversation, given, rated, of_turn=bool(turn), of_message=message_id is not None)
+            rated = find_turn(conversation, turn=turn, run_id=run_id, message_id=message_id).id
+            known = rating_to_change(conversation, given, rated, of_turn=bool(turn), of_message=message_id is not None)
             words = {**known.others, known.source: known.text}
             own = words.pop(source, "") if text is None else clean_text(text)
             others = {name: said for name, said in words.items() if said and name != source}
@@ -528,16 +386,16 @@ class ConversationStore:
             return rating
 
     def retract(self, thread: str, *, run_id: str | None = None, message_id: str | None = None, source: str = "user") -> Rating:
-        """Delete the rating of a turn, the last rated one if no run or message is given, with what was learned from the thread; the
-        thread's other ratings have it learned anew. Returns the rating; raises UserError where there is none of this source."""
+        """Delete the rating of a turn, the last one if no run or message is given, with what was learned from the thread; the thread's
+        other ratings have it learned anew. Returns the rating; raises UserError where there is none of this source."""
         with self._lock:
             conversation, given = self.conversation(thread), self.ratings(thread)
-            asked = {"run_id": run_id, "message_id": message_id}
-            turns = [_find_turn(conversation, **asked).id] if any(asked.values()) else [one.turn for one in given]
-            rated = sorted((one for one in given if one.turn in turns[-1:]), key=lambda one: one.is_single == bool(message_id))
+            turn = find_turn(conversation, run_id=run_id, message_id=message_id).id
+            rated = sorted((one for one in given if one.turn == turn), key=lambda one: one.is_single == bool(message_id))
             gone = rated[-1] if rated else None
             if gone is None or gone.source != source:
-                found = "there is none" if gone is None else f"the one there is of source {gone.source!r}"
+                earlier = ": its last turn has none, and an earlier one is named by run_id= or message_id=" * bool(given)
+                found = f"there is none{earlier}" if gone is None else f"the one there is of source {gone.source!r}"
                 raise UserError(f"asked to retract the rating of conversation {thread!r} of source {source!r}, and {found}")
             left = tuple(one for one in given if one != gone)
             self.feedback.put([Ratings(thread, left)])
@@ -749,7 +607,7 @@ class ConversationStore:
             given = {one.id: one.ratings for one in self.feedback.get_many(ids)}
             for one, ratings in found:
                 old = known.get(one.id, replace(one, turns=()))
-                known[one.id], given[one.id] = _joined(old, given.get(one.id, ()), clean(one), clean(tuple(ratings)))
+                known[one.id], given[one.id] = join(old, given.get(one.id, ()), clean(one), clean(tuple(ratings)))
                 self._open.pop(one.id, None)
             changed = [one for id, one in known.items() if one != before.get(id)]
             self.turns.put(changed)  # another process may write to the others
@@ -765,47 +623,3 @@ class ConversationStore:
                 self.trajectories.put(new)
                 self._announce([one.id for one in new] if len(new) <= CHANGES_KEPT else [""])
             return len(learned)
-
-
-def _joined(
-    known: Conversation, given: Sequence[Rating], one: Conversation, ratings: Sequence[Rating]
-) -> tuple[Conversation, tuple[Rating, ...]]:
-    """A conversation with the turns and the ratings of another record of it."""
-    turns, same = list(known.turns), dict[str, str]()
-    for turn in one.turns:
-        there = next((old for old in turns if old.id == turn.id or (turn.run_id and old.run_id == turn.run_id)), None)
-        same[turn.id] = turn.id if there is None else there.id
-        turns += [turn] if there is None else []
-    by_turn = {(rating.turn, rating.is_single): rating for rating in given}
-    for rating in ratings:
-        rating = replace(rating, turn=same.get(rating.turn, rating.turn))
-        old = by_turn.get(place := (rating.turn, rating.is_single))
-        if old is None or old.source.startswith(IMPORTED) or not rating.source.startswith(IMPORTED):
-            by_turn[place] = rating
-    places = {turn.id: place for place, turn in enumerate(turns)}
-    in_order = sorted(by_turn.values(), key=lambda rating: places.get(rating.turn, -1))
-    return replace(known, turns=tuple(turns)), tuple(in_order)
-
-
-def _is_asked(one: Turn, *, turn: str | None = None, run_id: str | None = None, message_id: str | None = None) -> bool:
-    """True if a turn has these ids, as far as they are given."""
-    return turn in (None, one.id) and run_id in (None, one.run_id) and (message_id is None or message_id in one.replies)
-
-
-def _asked_text(**asked: str | None) -> str:
-    names = {"turn": "turn", "run_id": "run", "message_id": "reply"}
-    return " and ".join(f"{names[name]} {id!r}" for name, id in asked.items() if id is not None)
-
-
-def _find_turn(conversation: Conversation, **asked: str | None) -> Turn:
-    for one in reversed(conversation.turns):
-        if _is_asked(one, **asked):
-            return one
-    last = conversation.turns[-3:]
-    if not last:
-        raise UserError(f"conversation {conversation.id!r} has no turn that could be rated")
-    known = [
-        id for one in last for id in (one.replies if asked.get("message_id") else [one.id if asked.get("turn") else one.run_id])
-    ]
-    said = ", ".join(repr(id) for id in known if id) or "none: a run has an id where its config gives one, {'run_id': uuid4()}"
-    raise UserError(f"conversation {conversation.id!r} has no {_asked_text(**asked)}; its last ones are {said}")

@@ -6,18 +6,21 @@ from collections.abc import Sequence
 __all__ = ["within_share"]
 
 
-def within_share(users: Sequence[str], reader: str, share: float, most: int) -> list[int]:
+def within_share(users: Sequence[str], reader: str, share: float, most: int, among: Sequence[str] | None = None) -> list[int]:
     """The places of at most `most` recalled conversations, best first, of which no user but the reader holds more than a share.
 
     Args:
         users: whose each conversation is, best first; empty: nobody's, such as one that was imported, which always counts.
         reader: the user that they are shown to, whose own always count.
-        share: of those that are shown, in (0, 1]; one of `most`, or of two, if that is more. With .25 it takes three others before one
-            is shown.
+        share: of those that are shown, in (0, 1]; one of `most`, or of two, if that is more.
         most: the greatest number.
+        among: whose all alike conversations are, of which these were drawn. With a share of .25 another user's is shown where three of
+            these are of others or the reader, however few are shown. None: it is shown among any number.
     """
+    found = [] if among is None else among
+    is_enough = among is None or (len({*found} - {"", reader}) + sum(user in ("", reader) for user in found)) * share >= 1
     share = max(share, 1 / max(most, 2))
-    for limit in range(max(int(share * most), 1), -1, -1):
+    for limit in range(max(int(share * most), 1) if is_enough else 0, -1, -1):
         held, kept = Counter[str](), list[int]()
         for place, user in enumerate(users):
             is_free = user in ("", reader)

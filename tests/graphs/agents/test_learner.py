@@ -84,7 +84,11 @@ def test_a_comment_is_deleted_and_a_rating_taken_back() -> None:
     learner.feedback("a", text="fine", tenant="acme")
     with pytest.raises(UserError, match=r"retract\(thread_id\) deletes a rating"):
         learner.feedback("a", text="", tenant="acme")
-    assert [learner.retract("a", tenant="acme").text for _ in range(2)] == ["fine", "wonderful"]
+    assert learner.retract("a", tenant="acme").text == "fine"
+    with pytest.raises(UserError, match="its last turn has none, and an earlier one is named by run_id= or message_id="):
+        learner.retract("a", tenant="acme")  # a click that is sent twice
+    first = learner.conversation("a", tenant="acme").turns[0].replies[-1]
+    assert learner.retract("a", message_id=first, tenant="acme").text == "wonderful"
     assert (rated(learner), len(list(learner.memory(tenant="acme").returns))) == ({}, 0)
     with pytest.raises(UserError, match="and there is none"):
         learner.retract("a", tenant="acme")

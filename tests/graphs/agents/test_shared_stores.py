@@ -25,7 +25,8 @@ from learngraph.graphs.agents.executed_calls import watch_call
 from learngraph.graphs.agents.reasoning_bank import ReasoningBankMiddleware
 from learngraph.graphs.agents.synapse import SynapseMiddleware
 from learngraph.memory.conversations.reviews import reviewed_call
-from learngraph.memory.conversations.store import Conversation, ConversationStore, Reflection, Turn
+from learngraph.memory.conversations.store import ConversationStore, Reflection
+from learngraph.memory.conversations.turns import Conversation, Turn
 from learngraph.memory.errors import Unavailable, UserError
 from learngraph.memory.records import Task, Trajectory, Transition
 from learngraph.memory.storage.record_store import to_json

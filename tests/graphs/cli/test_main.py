@@ -28,7 +28,8 @@ from learngraph.graphs.experiments.recorded import read_rows, unpack_rows
 from learngraph.graphs.icrl import ICRL
 from learngraph.graphs.jitrl import JitRL
 from learngraph.graphs.methods import METHODS
-from learngraph.memory.conversations.store import ConversationStore, Reflection, Turn
+from learngraph.memory.conversations.store import ConversationStore, Reflection
+from learngraph.memory.conversations.turns import Turn
 from learngraph.memory.errors import UserError
 from learngraph.memory.lessons.library import Library
 from learngraph.memory.lessons.versions import LibraryVersions

@@ -6,7 +6,8 @@ import pytest
 from forks import Python
 from langgraph.store.base import GetOp, PutOp, SearchOp
 
-from learngraph.memory.conversations.store import ConversationStore, Turn
+from learngraph.memory.conversations.store import ConversationStore
+from learngraph.memory.conversations.turns import Turn
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Task, Transition
 from learngraph.memory.storage.open_store import open_agent_store

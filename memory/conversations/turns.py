@@ -1,0 +1,300 @@
+"""The turns of a conversation, the ratings on them, and the trajectories that follow: records, and functions without a store.
+
+Feedback rates what happened since the feedback before it: a thread that is rated after its second and its fifth turn gives two
+trajectories, of turns 0 to 1 and 2 to 4. A branch of `Send` is a trajectory of its own, with the reward of its own reply or that of the
+thread. Feedback on the same turn again takes the place of the former one.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from numbers import Real
+from typing import Any
+
+from ..errors import UserError
+from ..records import Task, Trajectory, Transition
+from .messages import REPLY
+
+__all__ = ["Conversation", "Rating", "Turn", "finite_reward"]
+
+MOST_NOTE_CHARS = 4_000
+"""Characters of what was said of a conversation that methods read; all of it is kept with the feedback."""
+MOST_REWARD = 1e100
+"""Greatest size of a reward: memories compute with its square."""
+IMPORTED = "import"
+"""The beginning of the source of a rating that was given elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The steps of an agent between two messages of the user."""
+
+    id: str
+    """Id of the user's message that it answers."""
+    steps: tuple[Transition, ...]
+    run_id: str = ""
+    """Id of the agent's run, as tracers know it; empty where it has none."""
+    advice: tuple[dict[str, Any], ...] = ()
+    """Records of learning methods, one entry per model call: recalled trajectories, what was added, what was chosen."""
+    replies: tuple[str, ...] = ()
+    """Ids of the agent's messages in it, by which an app knows what a user's thumb is about."""
+    branch_of: str = ""
+    """Id of the turn beside which it ran as a branch of `Send`, its own where all branches have ids of their own; empty: it is none."""
+    method: str = ""
+    """The method that first recorded it, by whose `state_key` its steps have their states."""
+    after: str = ""
+    """Id of the turn that it followed, where the thread has gone back in time; its own: it began the thread. Empty: the one before it."""
+    states: dict[str, list[str]] = field(default_factory=dict)
+    """Another method that records it, with a `state_key` of its own -> the state at each step by that."""
+
+    @property
+    def traceparent(self) -> str:
+        """The trace context of its last model call (memory/telemetry.py); empty where it was not traced."""
+        return next((str(entry["traceparent"]) for entry in reversed(self.advice) if "traceparent" in entry), "")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The recorded turns of a thread."""
+
+    id: str
+    """The thread's id."""
+    task: Task
+    turns: tuple[Turn, ...]
+    domain: str = ""
+    user: str = ""
+    """The user whose conversation it is; empty: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rating:
+    """Feedback on the turns since the rating before it."""
+
+    turn: str
+    """Id of the last turn that it is about."""
+    reward: float | None
+    """In the app's units; None: only words. Missing is not 0."""
+    text: str = ""
+    """The words of its source."""
+    source: str = "user"
+    """Who decided: `user`, or the name of a function or signal."""
+    others: dict[str, str] = field(default_factory=dict)
+    """Source -> the words of others that have rated the same."""
+    is_single: bool = False
+    """True: it is about that turn alone, not about what came before it."""
+    at: str = ""
+    """Time of the app's last feedback, UTC, in ISO 8601; empty: a source of rewards or a review has rated it, or an import."""
+    whole: str = field(default="", repr=False)
+    """The same of the last one that rated several agents as one (`rate_agents`); empty: none has."""
+
+    @property
+    def words(self) -> str:
+        """The words of all sources, each with its name where there are several."""
+        said = {**self.others, self.source: self.text} if self.text else self.others
+        return "; ".join(f"{source}: {text}" for source, text in said.items()) if self.others else self.text
+
+
+def finite_reward(value: Any) -> float:
+    """A number of any library as a reward.
+
+    Raises:
+        UserError: it is no number, not finite, or too large to compute with.
+    """
+    try:
+        number = float(value) if isinstance(value, Real) else math.nan
+    except OverflowError:
+        number = math.inf  # a whole number beyond all floats
+    if not abs(number) <= MOST_REWARD:
+        size = f" of at most {MOST_REWARD:g} in size" if math.isfinite(number) else ""
+        raise UserError(f"a reward is a finite number{size}, got {value!r:.40}")
+    return number
+
+
+def with_turn(known: Conversation, turn: Turn) -> Conversation:
+    """The conversation with a turn, in place of one with its id, of which it keeps what other methods have recorded."""
+    if (before := next((one for one in known.turns if one.id == turn.id), None)) is not None:
+        methods = {entry.get("method") for entry in turn.advice}
+        others = [entry for entry in before.advice if entry.get("method") not in methods]
+        method, states = before.method or turn.method, before.states
+        if turn.method != method:
+            states = {**states, turn.method: [step.state for step in turn.steps]}
+            first = [replace(step, state=one.state) for step, one in zip(turn.steps, before.steps, strict=False)]
+            turn = replace(turn, steps=(*first, *turn.steps[len(first) :]))
+        turn = replace(turn, method=method, states=states, advice=(*others, *turn.advice))
+    turns = [turn if one.id == turn.id else one for one in known.turns]
+    return replace(known, turns=tuple(turns if turn in turns else [*turns, turn]))
+
+
+def set_aside(known: Conversation, ratings: Sequence[Rating], turn: Turn) -> tuple[Conversation, tuple[Rating, ...]] | None:
+    """The conversation and its ratings with the recorded turn that another run takes the place of under an id of its own; None: none does.
+
+    A turn is regenerated where the new run does not have its reply. What has not ended, and nobody has rated, is not kept.
+    """
+    before = next((one for one in known.turns if one.id == turn.id), None)
+    if before is None or not before.replies or before.replies[-1] in turn.replies or turn.branch_of:
+        return None
+    is_rated = any(one.turn == turn.id for one in ratings)
+    if not is_rated and not (before.steps and before.steps[-1].action.startswith(REPLY)):
+        return None
+    id = f"{before.id}/{before.replies[-1]}"
+    turns = [replace(one, id=id) if one is before else one for one in known.turns]
+    turns = [replace(one, after=id) if one.after == before.id else one for one in turns]
+    return replace(known, turns=tuple(turns)), tuple(replace(one, turn=id) if one.turn == turn.id else one for one in ratings)
+
+
+def find_predecessor(known: Conversation, turn: Turn, read: frozenset[str]) -> str:
+    """`Turn.after` of a turn that is recorded next, by the ids of the messages that the agent has.
+
+    The turn that it follows is the newest of which there is a message. Where there is none of any, a summary has taken their place.
+    """
+    if again := next((one for one in known.turns if one.id == turn.id), None):
+        return again.after
+    if twin := next((one for one in reversed(known.turns) if one.id.startswith(f"{turn.id}/")), None):
+        way = turns_until(known, twin.id)
+        return way[-2].id if len(way) > 1 else turn.id
+    beside = _branches(known)
+    turns = [one for one in known.turns if one.id not in beside]
+    present = [one.id for one in turns if not read.isdisjoint(one.replies or [one.id])]
+    return present[-1] if present and present[-1] != turns[-1].id and not turn.branch_of else ""
+
+
+def turns_until(conversation: Conversation, turn: str = "") -> list[Turn]:
+    """The turns of a thread until one of this id, oldest first, without those that the thread has left by going back in time; empty: all."""
+    place = {one.id: n for n, one in enumerate(conversation.turns)}
+    number, found = place.get(turn, len(place) - 1), list[Turn]()
+    while number >= 0:
+        found.append(one := conversation.turns[number])
+        before = -1 if one.after == one.id else place.get(one.after, number - 1)
+        number = min(before, number - 1)
+    return found[::-1]
+
+
+def rated_trajectories(conversation: Conversation, ratings: Sequence[Rating]) -> list[Trajectory]:
+    """The rated stretches of a conversation, oldest first. Turns after the last rating belong to none.
+
+    What begins with the conversation is about its task; each later stretch, and each branch, about what the user asked for then.
+    """
+    single = {rating.turn: rating for rating in ratings if rating.is_single}
+    shared = {rating.turn: rating for rating in ratings if not rating.is_single}
+    found, branches = list[Trajectory](), list[tuple[int, Turn]]()
+    beside, place = _branches(conversation), {one.id: n for n, one in enumerate(conversation.turns)}
+    for number, turn in enumerate(conversation.turns):
+        if turn.id in beside:
+            branches.append((number, turn))
+        elif turn.id in single:
+            found += _stretch(conversation, [(number, turn)], single[turn.id])
+        if (rating := shared.get(turn.id)) is not None:
+            way = turns_until(conversation, turn.id)
+            start = next((n + 1 for n in range(len(way) - 2, -1, -1) if way[n].id in shared), 0)
+            stretch = [(place[one.id], one) for one in way[start:] if one.id not in beside and one.id not in single]
+            found += _stretch(conversation, stretch, rating) if stretch else []
+            for one in branches:
+                own = single.get(one[1].id, rating)  # a comment on a branch leaves it the reward of all
+                own = own if own.reward is not None else replace(own, reward=rating.reward)
+                found += _stretch(conversation, [one], own)
+            branches = []
+    for one in branches:
+        if (rating := single.get(one[1].id)) is not None:
+            found += _stretch(conversation, [one], rating)
+    return found
+
+
+def _others_wait(conversation: Conversation, ratings: Sequence[Rating], turn: str) -> bool:
+    """True if a turn before this one has no rating, since the thread was rated last."""
+    waits, given = False, {one.turn: one.is_single for one in ratings}
+    for one in turns_until(conversation, turn)[:-1]:
+        waits = one.id not in given or (waits and given[one.id])
+    return waits
+
+
+def rating_to_change(
+    conversation: Conversation, given: Sequence[Rating], turn: str, *, of_turn: bool, of_message: bool
+) -> Rating:
+    """The rating that feedback about a turn changes, one of `given` or a new one. `of_turn` and `of_message` say what the app named."""
+    there = {one.is_single: one for one in given if one.turn == turn}
+    alone, with_others = there.get(True), there.get(False)
+    is_branch = turn in _branches(conversation)
+    is_single = of_message or (of_turn and is_branch)
+    if is_branch:
+        found = alone if is_single else with_others
+    elif of_message:
+        found = alone or with_others
+    else:  # what is said of the thread is about the turns that nobody has rated by themselves, where there are any
+        found = with_others or (None if _others_wait(conversation, given, turn) else alone)
+    return found or Rating(turn, None, is_single=is_single)
+
+
+def _branches(conversation: Conversation) -> set[str]:
+    """Ids of the turns that ran beside each other, as branches of `Send`."""
+    return {id for one in conversation.turns if one.branch_of for id in (one.id, one.branch_of)}
+
+
+def _states(turn: Turn, method: str) -> list[str]:
+    """The states of a turn's steps by the `state_key` of a method, or by that of the first one where it has recorded none."""
+    own = [*turn.states.get(method, ())][: len(turn.steps)]
+    return [*own, *(step.state for step in turn.steps[len(own) :])]
+
+
+def _stretch(conversation: Conversation, turns: Sequence[tuple[int, Turn]], rating: Rating) -> list[Trajectory]:
+    """Some numbered turns as a trajectory with a rating; none where nothing was done in them."""
+    if not (steps := [step for _, turn in turns for step in turn.steps]):
+        return []
+    task, (first, turn), number = conversation.task, turns[0], turns[-1][0]
+    if first > 0 or turn.branch_of:
+        task = replace(task, instruction=steps[0].observation_text)
+    steps[-1] = replace(steps[-1], reward=rating.reward)
+    used = dict.fromkeys(id for _, turn in turns for entry in turn.advice for id in entry.get("recalled", ()))
+    methods = {method for _, turn in turns for method in turn.states}
+    states = {one: [state for _, turn in turns for state in _states(turn, one)] for one in sorted(methods)}
+    made = Trajectory(f"{conversation.id}/{number}", task, tuple(steps), run=conversation.id, episode=number, used=tuple(used))
+    about: Any = {
+        "states": states,
+        "note": rating.words[:MOST_NOTE_CHARS],
+        "user": conversation.user,
+        "domain": conversation.domain,
+    }
+    return [replace(made, score=rating.reward or 0.0, **about)]
+
+
+def join(
+    known: Conversation, given: Sequence[Rating], one: Conversation, ratings: Sequence[Rating]
+) -> tuple[Conversation, tuple[Rating, ...]]:
+    """A conversation with the turns and the ratings of another record of it."""
+    turns, same = list(known.turns), dict[str, str]()
+    for turn in one.turns:
+        there = next((old for old in turns if old.id == turn.id or (turn.run_id and old.run_id == turn.run_id)), None)
+        same[turn.id] = turn.id if there is None else there.id
+        turns += [turn] if there is None else []
+    by_turn = {(rating.turn, rating.is_single): rating for rating in given}
+    for rating in ratings:
+        rating = replace(rating, turn=same.get(rating.turn, rating.turn))
+        old = by_turn.get(place := (rating.turn, rating.is_single))
+        if old is None or old.source.startswith(IMPORTED) or not rating.source.startswith(IMPORTED):
+            by_turn[place] = rating
+    places = {turn.id: place for place, turn in enumerate(turns)}
+    in_order = sorted(by_turn.values(), key=lambda rating: places.get(rating.turn, -1))
+    return replace(known, turns=tuple(turns)), tuple(in_order)
+
+
+def is_asked(one: Turn, *, turn: str | None = None, run_id: str | None = None, message_id: str | None = None) -> bool:
+    """True if a turn has these ids, as far as they are given."""
+    return turn in (None, one.id) and run_id in (None, one.run_id) and (message_id is None or message_id in one.replies)
+
+
+def asked_text(**asked: str | None) -> str:
+    names = {"turn": "turn", "run_id": "run", "message_id": "reply"}
+    return " and ".join(f"{names[name]} {id!r}" for name, id in asked.items() if id is not None)
+
+
+def find_turn(conversation: Conversation, **asked: str | None) -> Turn:
+    for one in reversed(conversation.turns):
+        if is_asked(one, **asked):
+            return one
+    last = conversation.turns[-3:]
+    if not last:
+        raise UserError(f"conversation {conversation.id!r} has no turn that could be rated")
+    known = [
+        id for one in last for id in (one.replies if asked.get("message_id") else [one.id if asked.get("turn") else one.run_id])
+    ]
+    said = ", ".join(repr(id) for id in known if id) or "none: a run has an id where its config gives one, {'run_id': uuid4()}"
+    raise UserError(f"conversation {conversation.id!r} has no {asked_text(**asked)}; its last ones are {said}")

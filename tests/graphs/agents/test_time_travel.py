@@ -1,0 +1,153 @@
+"""A thread that goes back in time: a rating stays with what was rated, and what was left is no part of what is rated later."""
+
+from typing import Any, Literal
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.store.memory import InMemoryStore
+from scripted_chat import SayingChat
+
+from learngraph.graphs.agents.jitrl import JitRLMiddleware
+from learngraph.graphs.agents.synapse import SynapseMiddleware
+from learngraph.memory.conversations.turns import turns_until
+
+THREAD: Any = {"configurable": {"thread_id": "t"}}
+
+
+def resolve(how: Literal["refund", "replace", "exchange"]) -> str:
+    """Resolve the issue."""
+    return f"{how}: arranged"
+
+
+class Changing(SayingChat):
+    """Resolves each request in another way than the one before: refund, replace, exchange."""
+
+    calls: int = 0
+
+    def bind_tools(self, tools: Any, **options: Any) -> "Changing":
+        return self
+
+    def say(self, messages: Any, **options: Any) -> AIMessage:
+        if isinstance(messages[-1], ToolMessage):
+            return AIMessage(f"Done: {messages[-1].text}")
+        how = ("refund", "replace", "exchange")[self.calls % 3]
+        self.calls += 1
+        return AIMessage("", tool_calls=[{"name": "resolve", "args": {"how": how}, "id": f"c{self.calls}"}])
+
+
+def make(*learners: Any) -> Any:
+    return create_agent(Changing(), [resolve], middleware=[*learners], checkpointer=InMemorySaver())
+
+
+def regenerate(agent: Any, requests: int = 1) -> list[Any]:
+    """The messages after the last reply was made anew."""
+    history = agent.get_state_history(THREAD)
+    before = next(
+        one
+        for one in history
+        if one.next == ("model",)
+        and sum(isinstance(m, HumanMessage) for m in one.values["messages"]) == requests
+        and isinstance(one.values["messages"][-1], HumanMessage)
+    )
+    return list(agent.invoke(None, before.config)["messages"])
+
+
+def rated(learner: Any) -> dict[str, tuple[list[str], float | None]]:
+    """Id of a rated stretch -> its calls, and its reward."""
+    kept = learner._conversations({}).trajectories.all()
+    return {
+        one.id: ([step.action for step in one.transitions if "resolve" in step.action], one.transitions[-1].reward)
+        for one in kept
+    }
+
+
+REFUND, REPLACE, EXCHANGE = (f"resolve(how='{how}')" for how in ("refund", "replace", "exchange"))
+
+
+@pytest.mark.parametrize("by_id", [True, False])
+def test_a_rating_stays_with_the_reply_that_was_rated(by_id: bool) -> None:
+    learner = SynapseMiddleware(InMemoryStore())
+    agent = make(learner)
+    first = agent.invoke({"messages": "late"}, THREAD)["messages"][-1].id
+    learner.feedback("t", reward=1.0, **({"message_id": first} if by_id else {}))
+    second = regenerate(agent)[-1].id
+    assert rated(learner) == {"t/0": ([REFUND], 1.0)}
+    assert "turn 1, which the thread has left by going back in time:" in learner.explain("t")
+    learner.feedback("t", reward=-1.0)
+    assert rated(learner) == {"t/0": ([REFUND], 1.0), "t/1": ([REPLACE], -1.0)}
+    learner.feedback("t", text="wonderful", message_id=first)
+    learner.feedback("t", reward=0.0, message_id=second)
+    assert rated(learner) == {"t/0": ([REFUND], 1.0), "t/1": ([REPLACE], 0.0)}
+    assert learner.retract("t", message_id=first).text == "wonderful"
+
+
+def test_a_reply_that_was_made_anew_can_be_rated_later() -> None:
+    learner = SynapseMiddleware(InMemoryStore())
+    agent = make(learner)
+    first = agent.invoke({"messages": "late"}, THREAD)["messages"][-1].id
+    regenerate(agent)
+    regenerate(agent)
+    learner.feedback("t", reward=1.0)
+    assert rated(learner) == {"t/2": ([EXCHANGE], 1.0)}, "feedback on the thread is about the reply that stands"
+    learner.feedback("t", reward=0.0, message_id=first)
+    assert rated(learner) == {"t/0": ([REFUND], 0.0), "t/2": ([EXCHANGE], 1.0)}
+
+
+def test_what_a_thread_has_left_is_no_part_of_what_is_rated_later() -> None:
+    learner = SynapseMiddleware(InMemoryStore())
+    agent = make(learner)
+    agent.invoke({"messages": "late 1"}, THREAD)
+    base = agent.get_state(THREAD).config
+    agent.invoke({"messages": "late 2, first wording"}, THREAD)
+    left = agent.get_state(THREAD).config
+    agent.invoke({"messages": "late 2, edited"}, base)
+    assert [turn in turns_until(learner.conversation("t")) for turn in learner.conversation("t").turns] == [True, False, True]
+    learner.feedback("t", reward=1.0)
+    assert rated(learner) == {"t/2": ([REFUND, EXCHANGE], 1.0)}
+    agent.invoke({"messages": "late 3"}, left)
+    learner.feedback("t", reward=0.0)
+    assert rated(learner) == {"t/2": ([REFUND, EXCHANGE], 1.0), "t/3": ([REFUND, REPLACE, REFUND], 0.0)}
+    assert "turn 3, which the thread has left by going back in time:" in learner.explain("t")
+
+
+def test_the_user_of_a_thread_that_went_back_rates_the_turn_that_stands() -> None:
+    said = list[str]()
+
+    def next_turn(messages: Any) -> float:
+        said.append(str(messages[-1].text))
+        return 0.0
+
+    learner = SynapseMiddleware(InMemoryStore(), next_turn=next_turn)
+    agent = make(learner)
+    agent.invoke({"messages": "late 1"}, THREAD)
+    base = agent.get_state(THREAD).config
+    agent.invoke({"messages": "late 2, first wording"}, THREAD)
+    agent.invoke({"messages": "late 2, edited"}, base)
+    assert said == ["late 2, first wording", "late 2, edited"]
+    assert rated(learner) == {"t/0": ([REFUND], 0.0)}, "both are said of the first turn"
+
+
+@pytest.mark.parametrize("first", ["jitrl", "synapse"])
+def test_two_learners_of_one_agent_compare_states_each_in_its_own_way(first: str) -> None:
+    store = InMemoryStore()
+    learners: list[Any] = [
+        JitRLMiddleware(store, decide=["resolve"], state_key=lambda messages: "always"),
+        SynapseMiddleware(store),
+    ]
+    agent = make(*(learners if first == "jitrl" else learners[::-1]))
+    for n in range(3):
+        agent.invoke({"messages": f"my order came late {n}"}, {"configurable": {"thread_id": f"t{n}"}})
+        for one in learners:
+            one.feedback(f"t{n}", reward=1.0)
+    for one in learners:
+        assert one.status().recalled > 0, one.status()
+    states = {step.state for one in rated_records(learners[0]) for step in one.for_method("jitrl").transitions}
+    assert states == {"always"}
+    assert all("late" in step.state for one in rated_records(learners[0]) for step in one.for_method("synapse").transitions)
+
+
+def rated_records(learner: Any) -> list[Any]:
+    """The rated stretches."""
+    return list(learner._conversations({}).trajectories.all())
