@@ -40,6 +40,10 @@ VITALS_SECONDS = 1.0
 """Seconds for which an engine's sign of life is passed on: whoever has no key asks for it, too."""
 NOT_STORED = "what is said cannot be stored (a full disk, perhaps): the service's log says why"
 """Reason for which the service is degraded, and not ready where nothing is answered without a record."""
+HELD_OUT = (
+    "held out: a share of the exchanges (--replay.held-out-share) is never trained on, and the gate reads those that were liked"
+)
+"""Reason of the state `held`."""
 SURVEY_SHARE = 0.05
 """Largest share of the time that surveys of all adapters' obstacles take, where they are asked for all the time."""
 
@@ -185,7 +189,7 @@ class Administration:
             "job": id,
             "kind": "feedback",
             "state": row.state,
-            "reason": hide_paths(row.reason),
+            "reason": _reason(row),
             "response_id": row.exchange.id,
             "adapter": adapter,
             "versions": used,
@@ -462,6 +466,10 @@ class Administration:
         return list(self._metrics.registry.collect())
 
 
+def _reason(row: ReplayRow) -> str:
+    return HELD_OUT if row.state == "held" else hide_paths(row.reason)
+
+
 def _exchange_row(row: ReplayRow) -> dict[str, Any]:
     exchange, reply = row.exchange, row.exchange.reply
     return {
@@ -470,7 +478,7 @@ def _exchange_row(row: ReplayRow) -> dict[str, Any]:
         },
         **{name: getattr(row, name) for name in ("state", "age", "job", "kl")},
         "version": reply.version,
-        "reason": hide_paths(row.reason),
+        "reason": _reason(row),
         "messages": list(exchange.request.messages),
         "raw": exchange.request.raw,
         "reply": reply.text,

@@ -34,6 +34,21 @@ LEARNERS = ("adamem", "icrl", "lessons", "reasoning-bank")
 """Values of --learn, as graphs/agents/methods.py names them."""
 
 
+ROUTES = {
+    "call feedback(thread_id, reward=...)": "POST /v1/feedback",
+    "quarantine_reasons() says why, release(thread_id) lets one in": "held says why, POST /v1/experiences/ID/release lets one in",
+    "; the agent's process studies them soon, and learn() at once": "; they are studied soon",
+}
+"""Words of a learner's status for who calls Python -> for who asks by HTTP."""
+
+
+def name_routes(status: str) -> str:
+    """A learner's status with the routes of the API in the place of its methods."""
+    for method, route in ROUTES.items():
+        status = status.replace(method, route)
+    return status
+
+
 class ContextService(Service):
     """A service whose learner is a middleware.
 
@@ -62,6 +77,14 @@ class ContextService(Service):
         self._learner.check_source(feedback.source)
         async with self._locks[tenant]:
             return await self._rate(tenant, response_id, feedback, key)
+
+    def advice(self, feedback: Feedback, state: str = "ready") -> str:
+        """A sentence on what lets in feedback that waits for a person; else empty."""
+        return (
+            "it waits for a person: held in GET /v1/status says why, POST /v1/experiences/ID/release lets it in"
+            if state == "held"
+            else ""
+        )
 
     async def _rate(self, tenant: str, response_id: str, feedback: Feedback, key: str) -> FeedbackReceipt:
         receipt = await super().feedback(tenant, response_id, feedback, key)
@@ -116,6 +139,12 @@ class ContextService(Service):
         """Refuse: each reply is rated by itself, and what is said of it is learned at once."""
         raise UserError("freeze: this service learns in context, and each feedback counts at once; serve another --out instead")
 
+    async def roll_back(self, tenant: str, adapter: str, to: str | None = None) -> dict[str, Any]:
+        """Refuse: there are no versions."""
+        raise UserError(
+            "rollback: this service has no versions; DELETE /v1/experiences takes back what was learned from exchanges"
+        )
+
     async def train(self, tenant: str, adapter: str, steps: int = 1) -> dict[str, Any]:
         """Refuse: there are no gradient steps."""
         raise UserError("train: this service takes no gradient steps; what is said counts by itself")
@@ -126,7 +155,7 @@ class ContextService(Service):
         found["learner"] = {"state": "idle", "error": "", "method": self._learner.method}
         for row in found.get("scopes", ()):
             scope = {"tenant": tenant, "adapter": row["adapter"]}
-            row["learned"] = str(await self._learner.astatus(**scope)).splitlines()
+            row["learned"] = name_routes(str(await self._learner.astatus(**scope))).splitlines()
             row["held"] = await asyncio.to_thread(partial(self._learner.quarantine_reasons, **scope))
             if self._learner.plan.is_on:
                 row["lift"] = str(await asyncio.to_thread(partial(self._learner.lift, **scope))).splitlines()

@@ -28,7 +28,7 @@ from ...memory.telemetry import span
 from ...nodes.learn.chat_turn import DEFAULT_SCOPE, STREAM_CALLBACK, Engine, KeepFeedback
 from ...nodes.learn.gradient_step import AdapterLearner
 from ..claas import CLaaS, build_learning, build_serving
-from .administration import Administration
+from .administration import HELD_OUT, Administration
 from .feedback import FeedbackWatch
 from .learning_task import LearningTask
 from .metrics import ServiceMetrics
@@ -310,9 +310,11 @@ class Service(Administration):
             kept = self._keep({"tenant": tenant, "id": id, "feedback": feedback, "key": key})
         return FeedbackReceipt(kept["job"], id, kept["state"], kept["repeated"]), row.exchange
 
-    def advice(self, feedback: Feedback) -> str:
-        """A hint at feedback that would teach more, given the loss that is set; mostly empty."""
+    def advice(self, feedback: Feedback, state: str = "ready") -> str:
+        """A sentence on what becomes of feedback in this state, or a hint at what would teach more; mostly empty."""
         settings = self.settings
+        if state == "held":
+            return HELD_OUT
         if self._learning is not None and feedback.is_mixed and settings.loss.uses_words and settings.loss.teacher.reads_text:
             return (
                 "a reward above 0 with words: the words are learned from, and if the model reads them as a correction, they contradict "

@@ -1,6 +1,7 @@
 """The states of an adapter's versions on disk: a log with a line for each change. Processes take turns by a lock of their own (adapters.py)."""
 
 import json
+import logging
 import math
 import os
 import re
@@ -15,6 +16,7 @@ from .sealed_files import sync
 
 __all__ = ["VersionLog", "VersionStates"]
 
+LOG = logging.getLogger(__name__)
 VERSION_NAME = re.compile(r"[0-9]{6,9}-[0-9a-f]{12}")
 """Pattern of a version's name: step and digest."""
 
@@ -163,5 +165,6 @@ class VersionLog:
 
     def cut_half_line(self) -> None:
         """Take back what was appended after the last line that was read: of a writer that was killed, or met a full disk."""
-        if self._size() > self.states.end:
+        if (more := self._size() - self.states.end) > 0:
+            LOG.warning("%s: half a line at its end (%d bytes, of a writer that was killed) is taken back", self._path, more)
             os.truncate(self._path, self.states.end)

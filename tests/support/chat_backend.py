@@ -128,7 +128,7 @@ class FakeBackend:
         finally:
             self.running -= 1
 
-    def advice(self, feedback: Feedback) -> str:
+    def advice(self, feedback: Feedback, state: str = "ready") -> str:
         return "" if feedback.text else "say it in words"
 
     async def feedback(self, tenant: str, response_id: str, feedback: Feedback, key: str = "") -> FeedbackReceipt:

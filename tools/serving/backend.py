@@ -42,8 +42,8 @@ class ChatBackend(Protocol):
     async def feedback(self, tenant: str, response_id: str, feedback: Feedback, key: str = "") -> FeedbackReceipt:
         """Store feedback on a reply. The same feedback sent again is the same job."""
 
-    def advice(self, feedback: Feedback) -> str:
-        """A hint at feedback that would teach more; mostly empty."""
+    def advice(self, feedback: Feedback, state: str = "ready") -> str:
+        """A sentence on what becomes of feedback in this state, or a hint at what would teach more; mostly empty."""
 
     async def experiences(self, query: ExchangeQuery) -> list[dict[str, Any]]:
         """Exchanges, newest first, each with `id`, `adapter`, `version`, `state`, `reason`, `created`, `messages`, `reply`,

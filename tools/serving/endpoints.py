@@ -170,7 +170,7 @@ class ChatApi:
         receipt = await self.backend.feedback(request.state.tenant.name, id, feedback, idempotency_key)
         self.server_metrics.feedback_seconds.observe(time.monotonic() - began)
         found = {"job": receipt.job, "response_id": receipt.exchange, "state": receipt.state, "repeated": receipt.is_repeat}
-        if note := self.backend.advice(feedback):
+        if note := self.backend.advice(feedback, receipt.state):
             found["note"] = note
         return json_response(found, 202, {"location": f"/v1/jobs/{quote(receipt.job)}"})
 
@@ -229,9 +229,13 @@ class ChatApi:
         withdraw: Annotated[bool, Query()] = False,
     ) -> Response:
         tenant = request.state.tenant.name
-        if (confirm is None) == (user is None and older_than_days is None):
-            raise ApiError("say which exchanges: confirm=all, or user=NAME, older_than_days=DAYS or both", param="confirm")
-        ids = None if confirm else await self.backend.find_ids(tenant, user, older_than_days or 0.0)
+        is_all = user is None and (older_than_days or 0.0) < 1.0
+        if (confirm is not None) != is_all:
+            which = "say which exchanges: confirm=all, or user=NAME, older_than_days=DAYS or both"
+            raise ApiError(f"{which}; of all users, less than a day needs confirm=all, too", param="confirm")
+        ids = None
+        if user is not None or older_than_days is not None:
+            ids = await self.backend.find_ids(tenant, user, older_than_days or 0.0)
         return json_response(await self.backend.forget(tenant, ids, withdraw))
 
     # Learning

@@ -130,7 +130,11 @@ class ExampleReader:
         )
 
     def _corrected(self, exchange: Exchange, correction: str) -> TrainingSample:
-        """The reply that should have been, to be imitated. Raises `UserError`: it does not fit the window, or is no reply."""
+        """The reply that should have been, to be imitated. Raises `UserError`: it does not fit the window, or has unknown words."""
+        known, words = self.model.tokenizer, correction.split()
+        unknown = sum(known.unk_token_id in self.model.get_token_ids(word) and word != known.unk_token for word in words)
+        if unknown:
+            raise UserError(f"the tokenizer of the model does not know {unknown} of the {len(words)} words of the correction")
         example = Example(
             exchange.reply.prompt_ids, self.model.reply_ids(correction), exchange.request.sampling.temperature or 1.0
         )

@@ -16,10 +16,12 @@ from forks import Python
 from openai_server import OpenAIServer
 from waiting import until, wait_until
 
+from learngraph.graphs.agents.status import LearnerStatus
 from learngraph.graphs.claas import CLaaS
 from learngraph.graphs.cli import main as cli
 from learngraph.graphs.cli import serve_context
 from learngraph.graphs.cli.serve import ServeOptions, build_service
+from learngraph.graphs.serving import context_service
 
 pytest.importorskip("fastapi")
 from learngraph.tools.serving import chat_server
@@ -203,6 +205,11 @@ async def test_what_waits_for_a_person_is_the_tenants_and_nobody_else_may_rate(t
             assert (await acme.get(f"/experiences/{id}")).json()["feedback"] is None
             said = await rate(acme, id, source="support")
             assert (said.status_code, said.json()["state"]) == (202, "held")
+            assert "/release lets it in" in said.json()["note"]
+            learned = str((await acme.get("/status")).json()["scopes"][0]["learned"])
+            assert ("/release lets one in" in learned, "quarantine_reasons" in learned) == (True, False)
+            refused = await acme.post("/adapters/default/rollback")
+            assert (refused.status_code, "no versions" in refused.text) == (400, True)
             assert await words(acme) == "well , four"
             (scope,) = (await acme.get("/status")).json()["scopes"]
             assert scope["held"] == {id: "it waits until it is released"}
@@ -216,6 +223,13 @@ async def test_what_waits_for_a_person_is_the_tenants_and_nobody_else_may_rate(t
             assert await words(acme) == "crow , four"
             assert await words(rival) == "well , four"
             assert "heron" not in str(server.requests[-2:]), "of that tool nothing is kept"
+
+
+def test_the_status_names_routes_where_a_learner_names_its_methods() -> None:
+    new, busy = LearnerStatus("icrl", 0, quarantined=1), LearnerStatus("lessons", 1, waiting=1)
+    said = f"{new}{busy}"
+    assert [method for method in context_service.ROUTES if method not in said] == []
+    assert "()" not in context_service.name_routes(said)
 
 
 async def test_a_user_who_rates_himself_teaches_no_other_user_of_the_tenant(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from urn_service import JAM, idle, metric, serving, teach, turns
 from waiting import PATIENCE, let_others_run, until
 
-from learngraph.graphs.claas import CLaaS
+from learngraph.graphs.claas import CLaaS, ReplaySettings
 from learngraph.graphs.serving import versions
 from learngraph.graphs.serving.learning_task import AdapterTurn
 from learngraph.graphs.serving.metrics import ServiceMetrics
@@ -965,6 +965,13 @@ async def test_a_bare_reward_is_answered_with_what_would_teach_more(tmp_path: Pa
             reads = learns and service.settings.loss.teacher.reads_text
             assert ("contradict the reward" in service.advice(Feedback(reward=1.0, text="shorter"))) == reads
             assert service.advice(Feedback(reward=-1.0, text="shorter")) == ""
+    async with serving(tmp_path / "held", limits=ReplaySettings(held_out_share=1.0)) as service:
+        receipt = await urn.like(service, await urn.say(service, "say it", "one"), "blue")
+        row, job = await service.experience("acme", "one"), await service.job("acme", receipt.job)
+        assert row is not None
+        assert job is not None
+        assert {row["reason"], job["reason"]} == {service.advice(Feedback(reward=1.0), receipt.state)}
+        assert "held out: a share" in row["reason"]
 
 
 async def test_an_export_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,7 +197,9 @@ def test_links_in_the_way_are_refused(adapters: Adapters, tmp_path: Path) -> Non
     assert list_adapters(tmp_path / "root") == [("acme", "default")]
 
 
-def test_a_log_cut_short_loses_the_half_line_and_a_damaged_one_is_named(adapters: Adapters) -> None:
+def test_a_log_cut_short_loses_the_half_line_and_a_damaged_one_is_named(
+    adapters: Adapters, caplog: pytest.LogCaptureFixture
+) -> None:
     one, two = add(adapters, 1), add(adapters, 2)
     adapters.promote(one, "good")
     log = adapters.place / "states.jsonl"
@@ -205,6 +207,7 @@ def test_a_log_cut_short_loses_the_half_line_and_a_damaged_one_is_named(adapters
     log.write_text(text + '{"time": 1, "label": "' + two)
     again = opened(adapters)
     assert (again.current, log.read_text()) == (one, text)
+    assert "half a line at its end" in caplog.text
     log.write_text(text.replace('"state"', '"stale"', 1))
     with pytest.raises(AdapterError, match=r"corrupt: .*states\.jsonl, line 1"):
         opened(adapters)

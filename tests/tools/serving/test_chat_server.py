@@ -750,7 +750,11 @@ def test_exchanges_are_erased_by_user_or_age() -> None:
             "tainted": [],
             "withdrawn": ["x"],
         }
-        assert [client.delete(erase, params=bad).status_code for bad in ({}, {"confirm": "all", "user": "john"})] == [400, 400]
+        bad = {}, {"confirm": "all", "user": "john"}, {"older_than_days": 0}, {"older_than_days": 1e-9}
+        assert {client.delete(erase, params=one).status_code for one in (*bad, {"confirm": "all", "older_than_days": 1})} == {
+            400
+        }
+        assert client.delete(erase, params={"confirm": "all", "older_than_days": 0.5}).json()["deleted"] == 0
         assert client.delete(erase, params={"confirm": "all"}).json()["deleted"] == 1
 
 

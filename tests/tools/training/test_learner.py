@@ -22,7 +22,7 @@ from learngraph.memory.records import ChatRequest, Correction, Exchange, Feedbac
 from learngraph.nodes.prompt import Prompt
 from learngraph.tools.local.fingerprint import fingerprint
 from learngraph.tools.local.model import LocalChatModel
-from learngraph.tools.models.models import POCKET
+from learngraph.tools.models.models import POCKET, open_model
 from learngraph.tools.pocket import guard
 from learngraph.tools.training.calls import LearnerSettings
 from learngraph.tools.training.examples import hindsight_block
@@ -701,6 +701,7 @@ def test_what_cannot_be_learned_from_is_left_out_with_a_reason(learner: Make, po
     bad = {
         "base": (replace(good[0], base="f00d"), "another base model"),
         "words": (replace(good[0], feedback=Feedback(None, "no")), "has no reward"),
+        "whole": (replace(good[0], feedback=Feedback(correction="take " * 3000)), "exceed the window"),
         "short": (replace(good[0], reply=replace(reply, logprobs=())), "0 log-probabilities"),
         "nan": (replace(good[0], reply=replace(reply, logprobs=(math.nan,) * len(reply.logprobs))), "not finite"),
         "above": (replace(good[0], reply=replace(reply, logprobs=(0.5,) * len(reply.logprobs))), "above 0"),
@@ -719,6 +720,16 @@ def test_what_cannot_be_learned_from_is_left_out_with_a_reason(learner: Make, po
         assert why in dropped[name]
     clean = minibatch(good)
     assert teaching.step(lot, correction).norm == take_step(teaching, clean).norm
+
+
+def test_a_correction_with_words_that_the_tokenizer_does_not_know_teaches_no_unknown_token(learner: Make) -> None:
+    model = open_model("guard")
+    reply = Reply(
+        "gate", tuple(model.chat_ids([{"role": "user", "content": "gate is what ?"}])), model.reply_ids("gate"), (-1.0,) * 2
+    )
+    lot = minibatch([exchange(model, reply, Feedback(correction="gate is Zebra"))])
+    ((_, why),) = learner(kind="mixed", model=model).correct(lot).dropped
+    assert "does not know 1 of the 3 words" in why
 
 
 def test_where_nothing_is_left_nothing_is_learned(learner: Make, shelf: StoredVersions, pocket: LocalChatModel) -> None:
