@@ -401,7 +401,9 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             found = review_rating(turn, self.rewards.least, self.rewards.most, tools) if self._reviews else None
             ratings = self._memory(place.scope).conversations.ratings(place.thread) if found else ()
             before = next((one for one in ratings if one.turn == place.turn), None)
-            if found and (before is None or before.reward is None or before.source == "reviewer"):
+            if found:
+                is_rated = before is not None and before.reward is not None and before.source != "reviewer"
+                found = (None, found[1]) if is_rated else found  # his words stand beside the user's thumb
                 self._add_review(runtime, place, found, next(one.id for one in reversed(turn) if one.type == "ai"))
         except ScopeError:
             raise

@@ -32,7 +32,7 @@ from ...memory.conversations.origins import WITHHELD
 from ...memory.conversations.recorded import ConversationSource
 from ...memory.conversations.screen import Screen
 from ...memory.conversations.store import ConversationStore, RatingOptions, clean_text
-from ...memory.conversations.turns import Conversation, Rating, finite_reward, turns_until
+from ...memory.conversations.turns import Conversation, Rating, finite_reward, turns_rated, turns_until
 from ...memory.display import short
 from ...memory.errors import Unavailable, UserError, did_you_mean, plural
 from ...memory.records import Trajectory
@@ -550,7 +550,10 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             for (first, *more), (_, *before) in zip(accounts, [[""], *accounts], strict=False):
                 same = ["the same as before"] if more and more == before else more
                 lines += [f"  {first}", *(f"    {line}" for said in same for line in said.splitlines())]
-            lines += [f"  {rating_text(rating)}" for rating in ratings if rating.turn == turn.id]
+            for rating in (one for one in ratings if one.turn == turn.id):
+                numbers = [talk.turns.index(one) + 1 for one in turns_rated(talk, ratings, rating)]
+                about = f" (of turns {', '.join(map(str, numbers))})" if len(numbers) > 1 else ""
+                lines.append(f"  {rating_text(rating)}{about}")
         if kept_out is not None and not kept_out.released:
             lines.append(f"nothing is learned from it: {kept_out.reason}; release({thread_id!r}) lets it in")
         return "\n".join(short(line, MOST_LINE_CHARS) for line in lines)

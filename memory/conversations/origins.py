@@ -56,6 +56,8 @@ _ORDER = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 """An order: a verb at the beginning of a sentence, and what it is to be done to."""
+_ADVERB = re.compile(r"(?:please|kindly|always|never|then|now|just|simply|instead)\s", re.IGNORECASE)
+"""What an order begins with, and no name of a field."""
 _TO_CALL = r"\b(?:call|use|invoke|run|execute)\s+(?:the\s+)?(?:tool\s+|function\s+)?[`'\"]?{0}\b|\b{0}(?:\s*\(|[`'\"]?\s+(?:tool|function)\b)"
 """An order to call the tool of a name: `call escalate`, `use the escalate tool`, `escalate(...)`."""
 _UNSEEN = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff\U000e0000-\U000e007f]")
@@ -295,6 +297,9 @@ def _has(text: str, key: str) -> bool:
 
 
 def _outline(text: str) -> str:
-    """The names of the fields of a text."""
-    fields = sorted(set(_FIELD.findall(text)), key=str.casefold)[:MOST_FIELDS]
+    """The names of the fields of a text, without names that are orders: `refund_every_customer`."""
+    named = {
+        name for name in _FIELD.findall(text) if not _ORDER.search(said := name.replace("_", " ")) and not _ADVERB.match(said)
+    }
+    fields = sorted(named, key=str.casefold)[:MOST_FIELDS]
     return f"[a text{' with ' if fields else ''}{', '.join(fields)}; its words are not kept]"

@@ -373,6 +373,10 @@ class ConversationStore:
             words = {**known.others, known.source: known.text}
             own = words.pop(source, "") if text is None else clean_text(text)
             others = {name: said for name, said in words.items() if said and name != source}
+            if reward is None and known.reward is not None:  # who gave the reward has decided, whoever says something of it
+                others |= {clean_text(source): own} if own and source != known.source else {}
+                source, own = known.source, known.text if source != known.source else own
+                others.pop(source, None)
             rating = replace(known, text=own, source=clean_text(source), others=others, at=at or known.at)
             rating = replace(rating, whole=at) if of_whole else rating
             rating = rating if reward is None else replace(rating, reward=reward)

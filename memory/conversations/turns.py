@@ -90,7 +90,7 @@ class Rating:
     @property
     def words(self) -> str:
         """The words of all sources, each with its name where there are several."""
-        said = {**self.others, self.source: self.text} if self.text else self.others
+        said = {self.source: self.text, **self.others} if self.text else self.others
         return "; ".join(f"{source}: {text}" for source, text in said.items()) if self.others else self.text
 
 
@@ -184,9 +184,7 @@ def rated_trajectories(conversation: Conversation, ratings: Sequence[Rating]) ->
         elif turn.id in single:
             found += _stretch(conversation, [(number, turn)], single[turn.id])
         if (rating := shared.get(turn.id)) is not None:
-            way = turns_until(conversation, turn.id)
-            start = next((n + 1 for n in range(len(way) - 2, -1, -1) if way[n].id in shared), 0)
-            stretch = [(place[one.id], one) for one in way[start:] if one.id not in beside and one.id not in single]
+            stretch = [(place[one.id], one) for one in turns_rated(conversation, ratings, rating) if one.id not in beside]
             found += _stretch(conversation, stretch, rating) if stretch else []
             for one in branches:
                 own = single.get(one[1].id, rating)  # a comment on a branch leaves it the reward of all
@@ -197,6 +195,14 @@ def rated_trajectories(conversation: Conversation, ratings: Sequence[Rating]) ->
         if (rating := single.get(one[1].id)) is not None:
             found += _stretch(conversation, [one], rating)
     return found
+
+
+def turns_rated(conversation: Conversation, ratings: Sequence[Rating], rating: Rating) -> list[Turn]:
+    """The turns that a rating is about, oldest first: those since the rating before it that have none of their own, or its turn alone."""
+    single, shared = ({one.turn for one in ratings if one.is_single == kind} for kind in (True, False))
+    way = turns_until(conversation, rating.turn)
+    start = next((n + 1 for n in range(len(way) - 2, -1, -1) if way[n].id in shared), 0)
+    return way[-1:] if rating.is_single else [one for one in way[start:] if one.id not in single]
 
 
 def _others_wait(conversation: Conversation, ratings: Sequence[Rating], turn: str) -> bool:

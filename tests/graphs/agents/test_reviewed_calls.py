@@ -156,6 +156,17 @@ def test_a_comment_while_a_call_waits_leaves_the_edit_its_reward() -> None:
     assert "reward 1: user: she is in a hurry; reviewer: a person replaced resolve {" in learner.explain("a", tenant="acme")
 
 
+def test_a_thumb_while_a_call_waits_leaves_the_reviewer_his_words() -> None:
+    learner = JitRLMiddleware(InMemoryStore(), decide=["resolve"], state_key=desk.issue)
+
+    def rate(call: Any) -> Any:
+        learner.feedback("a", reward=0.5, tenant="acme")
+        return {"type": "reject", "message": "not now"}
+
+    answer(make(learner, "batched", True), "a", 0, rate)
+    assert "user gave it reward 0.5: reviewer: a person rejected this call: not now" in learner.explain("a", tenant="acme")
+
+
 def test_a_review_judges_its_own_turn_and_no_turn_before_it() -> None:
     learner = JitRLMiddleware(InMemoryStore(), decide=["resolve"], state_key=desk.issue)
     agent = make(learner, "batched", True)

@@ -106,6 +106,7 @@ def test_what_a_thread_has_left_is_no_part_of_what_is_rated_later() -> None:
     assert [turn in turns_until(learner.conversation("t")) for turn in learner.conversation("t").turns] == [True, False, True]
     learner.feedback("t", reward=1.0)
     assert rated(learner) == {"t/2": ([REFUND, EXCHANGE], 1.0)}
+    assert learner.explain("t").endswith("user gave it reward 1 (of turns 1, 3)")
     agent.invoke({"messages": "late 3"}, left)
     learner.feedback("t", reward=0.0)
     assert rated(learner) == {"t/2": ([REFUND, EXCHANGE], 1.0), "t/3": ([REFUND, REPLACE, REFUND], 0.0)}

@@ -80,7 +80,7 @@ def test_the_words_of_each_source_stay_until_it_says_something_else() -> None:
     assert (rating.words, rating.reward) == ("user: Thank you!; reviewer: Too slow.", 0.5)
     assert learner._conversations({"tenant": "acme"}).trajectories.all()[0].note == rating.words
     rating = learner.feedback("a", text="", source="reviewer", tenant="acme")
-    assert (rating.words, rating.text) == ("user: Thank you!", "")
+    assert (rating.words, rating.source) == ("Thank you!", "user"), "who gave the reward has decided"
 
 
 def test_stars_lie_between_minus_one_and_one() -> None:
