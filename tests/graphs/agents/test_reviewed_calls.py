@@ -153,7 +153,9 @@ def test_a_comment_while_a_call_waits_leaves_the_edit_its_reward() -> None:
         return edit("resolve", how="credit", order="A0")(call)
 
     answer(make(learner, "batched", True), "a", 0, comment)
-    assert "reward 1: user: she is in a hurry; reviewer: a person replaced resolve {" in learner.explain("a", tenant="acme")
+    account = learner.explain("a", tenant="acme")
+    assert "reviewer gave it reward 1: reviewer: a person replaced resolve {" in account
+    assert "; user: she is in a hurry" in account
 
 
 def test_a_thumb_while_a_call_waits_leaves_the_reviewer_his_words() -> None:
