@@ -41,12 +41,13 @@ from ...memory.conversations.messages import (
     count_turns_before,
     first_new_message,
     goal_and_last_turn,
+    is_summary,
     last_user_message,
     users_messages,
 )
 from ...memory.conversations.reviews import review_rating
 from ...memory.conversations.store import MOST_OPEN
-from ...memory.conversations.turns import Turn
+from ...memory.conversations.turns import Turn, with_beginning
 from ...memory.errors import UserError, plural
 from ...memory.records import Task
 from ...memory.telemetry import Traced, memory_names, span
@@ -262,12 +263,12 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
     def after_agent(self, state: Any, runtime: Any) -> None:
         """Record the turn that has ended, and rate it if there is a source of rewards."""
         if self._record_end(state, runtime) and self._reward is not None:
-            self._rate(state, runtime, self._reward, turn_id(state["messages"]))
+            self._rate(state, runtime, self._reward, self._place(state, runtime).turn)
 
     async def aafter_agent(self, state: Any, runtime: Any) -> None:
         """Record the turn that has ended, in an agent that is awaited."""
         if await asyncio.to_thread(self._record_end, state, runtime) and self._reward is not None:
-            await self._arate(state, runtime, self._reward, turn_id(state["messages"]))
+            await self._arate(state, runtime, self._reward, self._place(state, runtime).turn)
 
     def _open(self, request: ModelRequest[Any]) -> OpenConsultation | Exception | None:
         """Look into memory for a model call, up to the first thing that the method waits for; the error of that, or None where memory
@@ -298,7 +299,8 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             if (memory := self._opened(place.scope, place.thread, goes_on=place.step > 0)) is None:
                 return None
             said = self.agent.own_messages(request.state["messages"])
-            place = replace(place, number=count_turns_before(said, memory.conversations.turns_at_hand(place.thread)))
+            recorded = [one.id for one in memory.conversations.turns_at_hand(place.thread)]
+            place = replace(place, number=count_turns_before(said, recorded, place.turn))
             drawn: Any = request.state.get("trials") or {}
             key, known = f"{self.method}/{place.thread}", drawn.get(self.method)
             trial = self.plan.draw(key, memory.ledger, known, is_guided=self.mode == "guide")
@@ -458,6 +460,12 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         answered = messages[last_user_message(messages) :]
         replies = tuple(str(one.id) for one in answered if isinstance(one, AIMessage) and one.id)
         turn = Turn(place.turn, done, run, entries, replies, sent_beside(answered), self.method)
+        known = self._memory(place.scope).conversations.turns_at_hand(place.thread)
+        if known and known[-1].id == place.turn and is_summary(answered[0]):
+            said = [n for n, one in enumerate(messages) if isinstance(one, AIMessage)]
+            after = next((n for n in said if n > where[0] and messages[n].id not in known[-1].replies), len(messages))
+            again = len(self.screen.steps(messages[:after], goal_and_last_turn, *where))
+            turn = with_beginning(turn, known[-1], again)
         read = frozenset(str(one.id) for one in messages)
         self._memory(place.scope).conversations.record(place.thread, turn, task, DOMAIN, place.user, read=read, goes_on=goes_on)
 
@@ -487,4 +495,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         calls = sum(isinstance(m, AIMessage) for m in messages[last_user_message(messages) :])
         users = self.user.of_run(runtime, get_config().get("configurable", {}))
         user = "".join(one for one in users if "=" in one)  # `user_id=ann`; `user_id` where it may be missing, and is
-        return Place(str(thread), self._run_scope(runtime), turn_id(messages), len(humans) - 1, Task(task, goal), calls, user)
+        scope, turn = self._run_scope(runtime), turn_id(messages)
+        if humans and is_summary(humans[-1]) and (known := self._memory(scope).conversations.turns_at_hand(str(thread))):
+            turn = known[-1].id
+        return Place(str(thread), scope, turn, len(humans) - 1, Task(task, goal), calls, user)

@@ -95,12 +95,17 @@ def last_turn(read: Sequence[BaseMessage]) -> str:
 
 
 def users_messages(read: Sequence[BaseMessage]) -> list[HumanMessage]:
-    """The user's messages: not what a model has summarized of them (LangChain's SummarizationMiddleware)."""
-    return [m for m in read if isinstance(m, HumanMessage) and m.additional_kwargs.get("lc_source") != "summarization"]
+    """The user's messages: not what a model has summarized of them."""
+    return [m for m in read if isinstance(m, HumanMessage) and not is_summary(m)]
 
 
-def count_turns_before(messages: Sequence[BaseMessage], recorded: Sequence[str]) -> int:
-    """The number of a thread's turns before the one that answers the user's last message.
+def is_summary(message: BaseMessage) -> bool:
+    """True for what a model has summarized of a conversation (LangChain's SummarizationMiddleware)."""
+    return message.additional_kwargs.get("lc_source") == "summarization"
+
+
+def count_turns_before(messages: Sequence[BaseMessage], recorded: Sequence[str], turn: str) -> int:
+    """The number of a thread's turns before the one that goes on.
 
     A summary takes the place of messages; recorded turns stay. Where somebody has gone back in time, recorded turns behind the last
     message have not happened yet.
@@ -108,13 +113,14 @@ def count_turns_before(messages: Sequence[BaseMessage], recorded: Sequence[str])
     Args:
         messages: what the agent has of the thread.
         recorded: ids of all recorded turns, oldest first, each that of its user's message.
+        turn: id of the one that goes on, whose message a summary may have taken the place of.
     """
     humans = [m for m in messages if isinstance(m, HumanMessage)]
     earlier = {m.id for m in humans[:-1]}
     if known := [place for place, id in enumerate(recorded) if id in earlier]:
         return known[-1] + 1
     if len(users_messages(humans)) < len(humans):
-        return sum(id != humans[-1].id for id in recorded)
+        return sum(id != turn for id in recorded)
     return len(earlier)
 
 

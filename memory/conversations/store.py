@@ -328,11 +328,11 @@ class ConversationStore:
             while len(self._open) > MOST_OPEN:
                 self._open.popitem(last=False)
 
-    def turns_at_hand(self, thread: str) -> list[str]:
-        """The ids of the recorded turns of a thread whose turn goes on, oldest first; none of another thread."""
+    def turns_at_hand(self, thread: str) -> tuple[Turn, ...]:
+        """The recorded turns of a thread whose turn goes on, oldest first; none of another thread."""
         with self._lock:
             known = self._open.get(thread)
-        return [one.id for one in known.turns] if known else []
+        return known.turns if known else ()
 
     def rate(
         self,

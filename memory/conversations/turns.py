@@ -125,6 +125,19 @@ def with_turn(known: Conversation, turn: Turn) -> Conversation:
     return replace(known, turns=tuple(turns if turn in turns else [*turns, turn]))
 
 
+def with_beginning(turn: Turn, before: Turn, again: int) -> Turn:
+    """A turn, of whose messages a summary has taken the first, with its steps as they were recorded before.
+
+    Args:
+        turn: the turn by the messages that are left.
+        before: the same as it was recorded before.
+        again: the number of steps that are in both.
+    """
+    replies = [one for one in before.replies if one not in turn.replies]
+    steps = (*before.steps[: len(before.steps) - again], *turn.steps)
+    return replace(turn, steps=steps, replies=(*replies, *turn.replies))
+
+
 def set_aside(known: Conversation, ratings: Sequence[Rating], turn: Turn) -> tuple[Conversation, tuple[Rating, ...]] | None:
     """The conversation and its ratings with the recorded turn that another run takes the place of under an id of its own; None: none does.
 

@@ -333,10 +333,37 @@ def test_a_thread_recalls_its_own_turns_also_after_a_summary(method: str, is_sum
     assert not any("summary of the conversation" in step.state for one in turns for step in one.steps)
 
 
+class Tireless(desk.GuessingClerk):
+    """Looks twelve orders up before it replies."""
+
+    looked: int = 0
+
+    def say(self, messages: Any) -> AIMessage:
+        if self.looked == 12:
+            return AIMessage("Done.")
+        self.looked += 1
+        call = {"name": "lookup_order", "args": {"order": f"A{self.looked}"}, "id": f"c{self.looked}"}
+        return AIMessage("", tool_calls=[call])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_a_turn_whose_beginning_is_summarized_is_one_turn(awaited: bool) -> None:
+    learner = SynapseMiddleware(InMemoryStore())
+    summary = SummarizationMiddleware(model=desk.GuessingClerk(), trigger=("messages", 8), keep=("messages", 4))
+    agent = create_agent(Tireless(), TOOLS, middleware=[summary, learner], checkpointer=InMemorySaver())
+    run: Any = {"configurable": {"thread_id": "long"}, "recursion_limit": 200}
+    asked: Any = {"messages": "Look all my orders up."}
+    out = asyncio.run(agent.ainvoke(asked, run)) if awaited else agent.invoke(asked, run)
+    learner.feedback("long", reward=1.0, message_id=out["messages"][-1].id)
+    (turn,) = learner.conversation("long").turns
+    assert [step.action for step in turn.steps] == [*(f"lookup_order(order='A{n}')" for n in range(1, 13)), "reply: Done."]
+    assert [len(one.transitions) for one in learner._conversations({}).trajectories.all()] == [13]
+
+
 def test_turns_before_are_told_from_ids_and_those_ahead_of_someone_who_went_back_do_not_count() -> None:
     first, second, now = (HumanMessage(id, id=id) for id in ("a", "b", "now"))
     summary = HumanMessage("So far: ...", id="s", additional_kwargs={"lc_source": "summarization"})
-    assert count_turns_before([first, second, now], []) == 2
-    assert count_turns_before([first, now], ["a", "b", "c"]) == 1
-    assert count_turns_before([summary, second, now], ["a", "b"]) == 2
-    assert count_turns_before([summary, now], ["a", "b", "c", "now"]) == 3
+    assert count_turns_before([first, second, now], [], "now") == 2
+    assert count_turns_before([first, now], ["a", "b", "c"], "now") == 1
+    assert count_turns_before([summary, second, now], ["a", "b"], "now") == 2
+    assert count_turns_before([summary, now], ["a", "b", "c", "now"], "now") == 3
