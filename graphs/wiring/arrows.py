@@ -356,6 +356,10 @@ def _commands(wiring: Wiring) -> list[Finding]:
     found = []
     for source, targets in wiring.destinations.items():
         places = _shown(targets)
+        if source in wiring.routers and places != {"END"}:
+            said = f"'{source}' has a router, and its Commands lead to {sorted(places)}: both would run. Let one of them decide"
+            found.append(Finding(_line(wiring, source), said))
+            continue
         arrows = [e for e in wiring.edges if e.source == source]
         for edge in arrows:
             if wiring.kind(edge) == "command" and edge.target not in places:

@@ -201,7 +201,8 @@ def _assemble(builder: Builder, wiring: Wiring) -> Builder:
             known = isinstance(fan_out, KnownFanOut)
             path, leads = (fan_out.path, fan_out.leads) if known else (FanOutBranch(fan_out, targets), {})
             builder.add_conditional_edges(start, path, dict(leads) or list(targets))
-        guard_arrows(builder, start, {ENDS.get(edge.target, edge.target) for edge in arrows if not edge.join})
+        drawn = {ENDS.get(edge.target, edge.target) for edge in arrows if not edge.join}
+        guard_arrows(builder, start, drawn, any(wiring.kind(edge) == "outcome" for edge in arrows))
     return builder
 
 

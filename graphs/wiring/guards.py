@@ -28,6 +28,8 @@ class Arrows:
     source: str
     targets: Collection[str]
     """Names of the nodes that they lead to, as in LangGraph."""
+    is_routed: bool
+    """True if a router decides among arrows."""
 
     def check(self, target: str, what: str, remedy: str) -> None:
         """Refuse a move to a node that no arrow leads to.
@@ -40,7 +42,7 @@ class Arrows:
         places = ", ".join(f"'{'END' if one == END else one}'" for one in self.targets) or "no node"
         raise FlowError(
             f"{what} of '{self.source}' leads to '{target}', but no arrow does: from '{self.source}' the drawing leads to {places}. "
-            f"Draw '{self.source} -.-> {target}', or give {remedy}"
+            f"{remedy}"
         )
 
     def check_commands(self, returned: Any) -> None:
@@ -50,8 +52,14 @@ class Arrows:
         for one in returned if isinstance(returned, list | tuple) else (returned,):
             goes = one.goto if isinstance(one, Command) else one if isinstance(one, Send) else ()
             for go in (goes,) if isinstance(goes, str | Send) else goes:
-                if go != END:
-                    self.check(go.node if isinstance(go, Send) else go, "a Command", "its Commands other targets")
+                if go == END:
+                    continue
+                to, a = go.node if isinstance(go, Send) else go, self.source
+                says = f"let the Commands of '{a}' say so: -> Command[Literal['{to}']], or destinations={{'{a}': ['{to}']}} of wire"
+                self.check(to, "a Command", f"Draw '{a} -->|{to}| {to}', and {says}")
+                if self.is_routed:
+                    both = f"a Command of '{a}' leads to '{to}', and its router leads on as well: both would run"
+                    raise FlowError(f"{both}. Let the router decide alone, or give none, and {says}")
 
 
 class _DrawnOutcomes(dict[Any, str]):
@@ -75,12 +83,13 @@ class DrawnBranch(BranchSpec):
     def run(self, writer: Any, reader: Any = None) -> Any:
         """The branch's writer, as LangGraph asks for it."""
 
-        remedy = f"fan_outs={{'{self.arrows.source}': a function that returns Sends to nodes that are drawn}}"
+        source = self.arrows.source
 
         def write(packets: Any, static: bool = False) -> Any:
             for packet in packets:
                 if isinstance(packet, Send):
-                    self.arrows.check(packet.node, "a Send", remedy)
+                    given = f"fan_outs={{'{source}': a function that returns Sends to nodes that are drawn}}"
+                    self.arrows.check(packet.node, "a Send", f"Draw '{source} -.-> {packet.node}', or give {given}")
             return writer(packets, static)
 
         return super().run(write, reader)
@@ -108,15 +117,16 @@ class _ReturnCheck(Runnable[Any, Any]):
         return self.invoke(input)
 
 
-def guard_arrows(builder: Builder, source: str, targets: Collection[str]) -> None:
+def guard_arrows(builder: Builder, source: str, targets: Collection[str], is_routed: bool) -> None:
     """Let a node of a builder, or START, go along its arrows alone; its branches are there already.
 
     Args:
         builder: the builder.
         source: the name of the node, or START, as in LangGraph.
         targets: the names of the nodes that its arrows lead to.
+        is_routed: whether a router decides among them.
     """
-    arrows, branches = Arrows("START" if source == START else source, targets), builder.branches[source]
+    arrows, branches = Arrows("START" if source == START else source, targets, is_routed), builder.branches[source]
     for name, spec in branches.items():
         branches[name] = _guarded(
             DrawnBranch(spec.path, _DrawnOutcomes(arrows.source, spec.ends or {}), spec.input_schema), arrows

@@ -43,6 +43,8 @@ class ReadingNode(RunnableCallable):
         Raises:
             FlowError: it is no update, or has a key that is no channel, and that the node's types do not name either.
         """
+        if isinstance(returned, Command) and returned.graph is not None:  # its channels are those of the graph around
+            return returned
         update = returned.update if isinstance(returned, Command) else returned
         if not isinstance(update, dict):
             parts = update if isinstance(update, list | tuple) else ()
@@ -53,9 +55,8 @@ class ReadingNode(RunnableCallable):
                 raise FlowError(f"'{self.name}' returned {came}, {said}")
             return returned
         for name in update.keys() - self.channels - self.typed.writes:
-            hint = did_you_mean(str(name), self.channels - update.keys())
-            if hint or not self.typed.is_open:  # of a node without types LangGraph leaves it out, as others count on
-                raise FlowError(f"'{self.name}' writes `{name}`, which is no channel of the state{hint}")
+            hint = did_you_mean(str(name), self.channels - update.keys()) or f"; there are {', '.join(sorted(self.channels))}"
+            raise FlowError(f"'{self.name}' writes `{name}`, which is no channel of the state{hint}")
         return returned
 
     @contextmanager

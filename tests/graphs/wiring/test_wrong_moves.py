@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, cast
 
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import MessagesState, StateGraph
+from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command
 from typing_extensions import TypedDict
@@ -53,6 +53,10 @@ class Draft(TypedDict):
 
 class Misspelt(TypedDict):
     answr: str
+
+
+class Around(Asked):
+    number: int
 
 
 def write(state: Asked) -> Draft:
@@ -190,6 +194,57 @@ def test_a_wrong_move_is_a_sentence(move: str) -> None:
     assert found[0].sentence in str(caught.value)
 
 
+def both(state: Asked) -> Any:
+    return Command(goto="b")
+
+
+def both_typed(state: Asked) -> Command[Literal["b"]]:
+    return Command(goto="b")
+
+
+def first(state: Asked) -> Literal["a", "b"]:
+    return "a"
+
+
+def test_a_node_with_a_router_that_returns_a_command_is_refused_since_both_would_run() -> None:
+    flow = "flowchart LR\n START --> guess -->|a| a --> END\n guess -->|b| b --> END"
+    nodes: dict[str, Any] = {"guess": both, "a": lambda state: None, "b": lambda state: None}
+    with pytest.raises(FlowError, match="a Command of 'guess' leads to 'b', and its router leads on as well: both would run"):
+        wire(builder(), flow, nodes, {"guess": first}).compile().invoke({"question": "?"})
+    with pytest.raises(FlowError, match=r"line 2: 'guess' has a router, and its Commands lead to \['b'\]: both would run"):
+        wire(builder(), flow, {**nodes, "guess": both_typed}, {"guess": first})
+
+
+def test_what_a_stray_command_is_told_to_draw_and_say_lets_it_lead_there() -> None:
+    flow, nodes = (
+        "flowchart LR\n START --> guess --> a --> END\n a --> b --> END",
+        dict.fromkeys("ab", lambda state: {"answer": "x"}),
+    )
+    with pytest.raises(FlowError) as told:
+        wire(builder(), flow, {**nodes, "guess": both}).compile().invoke({"question": "?"})
+    draws, says = re.findall(r"Draw '(.*?)'.*? or (destinations=.*) of wire", str(told.value))[0]
+    given = eval(f"dict({says})")
+    for node, more in ((both, given), (both_typed, {})):
+        graph = wire(
+            builder(), f"{flow.replace('--> a --> END', '')}\n {draws}\n START --> a", {**nodes, "guess": node}, **more
+        )
+        assert graph.compile().invoke({"question": "?"})["answer"] == "x"
+
+
+@pytest.mark.parametrize("wrong", [{"number": 3}, {"answer": "x", "number": 3}])
+def test_what_a_node_without_types_writes_beside_the_channels_is_told_and_what_is_for_the_graph_around_is_not(
+    wrong: Any,
+) -> None:
+    said = "'guess' writes `number`, which is no channel of the state; there are answer, .*question"
+    with pytest.raises(FlowError, match=said):
+        run(lambda state: wrong)
+    up = wire(
+        builder(), "flowchart LR\n START --> up --> END", {"up": lambda state: Command(graph=Command.PARENT, update=wrong)}
+    )
+    around = StateGraph(Around).add_node("inner", up.compile()).add_edge(START, "inner").compile()
+    assert around.invoke({"question": "?"})["number"] == 3
+
+
 def run(node: Any) -> Any:
     graph = wire(builder(), "flowchart LR\n START --> guess --> END", {"guess": node}).compile()
     return asyncio.run(graph.ainvoke({"question": "why?"}))
@@ -210,7 +265,9 @@ def test_a_node_of_the_project_may_write_what_the_state_lacks_if_its_type_says_s
     serve.__module__ = Choose.__module__
     assert run(serve) == {"answer": "why"}
     written["number"] = 3
-    with pytest.raises(FlowError, match=r"'guess' writes `number`, which is no channel of the state\n"):
+    with pytest.raises(
+        FlowError, match="'guess' writes `number`, which is no channel of the state; there are answer, draft, notes, question"
+    ):
         run(serve)
 
 
