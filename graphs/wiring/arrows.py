@@ -61,6 +61,8 @@ class Branching:
         Raises:
             FlowError: the return type is something else.
         """
+        if not callable(router):
+            raise FlowError(f"the router of '{source}' is {router!r:.40}, and a router is a function from the state to a label")
         returns = _return_type(router)
         if get_origin(returns) is not Literal:
             hint = (
@@ -185,7 +187,7 @@ class KnownFanOut:
 def find_mistakes(wiring: Wiring) -> list[Finding]:
     """The mistakes in a drawing: names first, then how its arrows hang together, then its labels; empty if there are none."""
     found = _names(wiring) or _kinds(wiring) or _connections(wiring) or [*_labels(wiring), *_commands(wiring)]
-    found = found or _endless_loops(wiring)
+    found = found or _endless_loops(wiring) or _dead_arrows(wiring)
     return sorted(found, key=lambda one: one.line)
 
 
@@ -274,6 +276,15 @@ def _endless_loops(wiring: Wiring) -> list[Finding]:
     return []
 
 
+def _dead_arrows(wiring: Wiring) -> list[Finding]:
+    """Plain arrows to END beside others, which end nothing. The nodes of a compiled graph may have them: LangGraph lets them."""
+    plain = [e for e in wiring.edges if wiring.kind(e) == "plain" and not e.join]
+    on = {e.source: e.target for e in plain if e.target != "END"}
+    ours = [e for e in plain if e.target == "END" and e.source in on and callable(wiring.nodes.get(e.source))]
+    said = "the arrow '{0} --> END' does nothing, for '{0} --> {1}' is taken as well; leave it out, or label both and give a router"
+    return [Finding(e.line, said.format(e.source, on[e.source])) for e in ours]
+
+
 def closure(start: str, arrows: Collection[tuple[str, str]]) -> set[str]:
     """All names that arrows lead to from `start`, and `start` itself."""
     reached, frontier = {start}, [start]
@@ -301,13 +312,14 @@ def _labels(wiring: Wiring) -> list[Finding]:
             found.append(
                 Finding(
                     solid[0].line,
-                    f"'{source}' has the labelled arrows {labels}, but no router decides among them; a node that returns Commands "
-                    "says where they lead: -> Command[Literal[...]]",
+                    f"'{source}' has the labelled arrows {labels}, but no router decides among them: give routers={{'{source}': a "
+                    "function}; a node that returns Commands says where they lead: -> Command[Literal[...]]",
                 )
             )
         dotted = [e for e in arrows if e.dotted and wiring.kind(e) == "unknown"]
         if dotted and source not in wiring.routers:
-            found.append(Finding(dotted[0].line, f"'{source}' has a dotted arrow, but no fan-out function"))
+            given = f"fan_outs={{'{source}': a function that returns an input for each start of '{dotted[0].target}'}}"
+            found.append(Finding(dotted[0].line, f"'{source}' has a dotted arrow, but no fan-out function: give {given}"))
     for source in sorted(wiring.routers.keys() - {e.source for e in edges if e.label or e.dotted}):
         found.append(Finding(_line(wiring, source), f"there is a router for '{source}', but no labelled arrow leaves it"))
     for source in sorted(wiring.fan_outs.keys() - {e.source for e in edges if wiring.kind(e) == "fan-out"}):
@@ -347,7 +359,8 @@ def _outcomes(wiring: Wiring, source: str, arrows: Sequence[Edge]) -> list[Findi
         found.append(Finding(labelled[0].line, f"'{source}' has two arrows with one label: {sorted(labels)}"))
     plain = [e for e in arrows if wiring.kind(e) == "plain"]
     if plain:
-        found.append(Finding(plain[0].line, f"'{source}' has labelled and plain arrows: which one is taken would be unclear"))
+        said = f"'{source}' has labelled and plain arrows: which one is taken would be unclear; label '{source} --> {plain[0].target}' "
+        found.append(Finding(plain[0].line, f"{said}as well, and let the router return that label, or leave it out"))
     return found
 
 

@@ -12,6 +12,7 @@ from pydantic.errors import PydanticUserError
 
 from ...memory.display import Table
 from ...memory.errors import UserError, did_you_mean
+from .pauses import find_subgraph
 
 __all__ = ["MAX_LINE", "StepperError", "Table", "message_line", "table", "to_line"]
 
@@ -161,7 +162,10 @@ def check_names(graph: Any, names: Iterable[str]) -> None:
     """Refuse a channel that the graph does not have, with a `StepperError` that names the others."""
     known = graph.builder.channels
     if unknown := [name for name in names if name not in known]:
-        raise StepperError(f"there is no channel {unknown[0]!r}{did_you_mean(unknown[0], known, 'there are')}")
+        graphs = {name: find_subgraph(graph, name) for name in graph.nodes}
+        owner = next((name for name, one in graphs.items() if one is not None and unknown[0] in one.builder.channels), "")
+        hint = f"; {owner!r} has it inside: into({owner!r})" if owner else did_you_mean(unknown[0], known, "there are")
+        raise StepperError(f"there is no channel {unknown[0]!r}{hint}")
 
 
 def channel_types(builder: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, cast
 
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command
 from typing_extensions import TypedDict
@@ -216,19 +216,26 @@ def test_a_node_with_a_router_that_returns_a_command_is_refused_since_both_would
 
 
 def test_what_a_stray_command_is_told_to_draw_and_say_lets_it_lead_there() -> None:
-    flow, nodes = (
-        "flowchart LR\n START --> guess --> a --> END\n a --> b --> END",
-        dict.fromkeys("ab", lambda state: {"answer": "x"}),
-    )
+    flow = "flowchart LR\n START --> guess --> a --> END\n START --> b --> END"
+    nodes: dict[str, Any] = {"a": lambda state: None, "b": lambda state: {"answer": "x"}}
     with pytest.raises(FlowError) as told:
         wire(builder(), flow, {**nodes, "guess": both}).compile().invoke({"question": "?"})
     draws, says = re.findall(r"Draw '(.*?)'.*? or (destinations=.*) of wire", str(told.value))[0]
-    given = eval(f"dict({says})")
-    for node, more in ((both, given), (both_typed, {})):
-        graph = wire(
-            builder(), f"{flow.replace('--> a --> END', '')}\n {draws}\n START --> a", {**nodes, "guess": node}, **more
-        )
-        assert graph.compile().invoke({"question": "?"})["answer"] == "x"
+    for node, more in ((both, eval(f"dict({says})")), (both_typed, {})):
+        graph = wire(builder(), f"{flow}\n {draws}", {**nodes, "guess": node}, **more).compile()
+        assert graph.invoke({"question": "?"})["answer"] == "x"
+
+
+def test_a_plain_arrow_to_the_end_beside_another_does_nothing_and_is_told_so() -> None:
+    nodes = dict.fromkeys("ab", lambda state: None)
+    with pytest.raises(
+        FlowError, match="line 3: the arrow 'a --> END' does nothing, for 'a --> b' is taken as well; leave it out"
+    ):
+        wire(builder(), "flowchart LR\n START --> a --> b --> END\n a --> END", nodes)
+    drawn = StateGraph(Asked).add_sequence([("a", nodes["a"]), ("b", nodes["b"])]).add_edge(START, "a").add_edge("a", END)
+    assert rewire(drawn.compile(), to_mermaid(drawn.compile())).invoke({"question": "?"}), "LangGraph lets others have them"
+    with pytest.raises(FlowError, match="the router of 'a' is 'route', and a router is a function"):
+        wire(builder(), "flowchart LR\n START --> a -->|b| b --> END", nodes, {"a": cast(Any, "route")})
 
 
 @pytest.mark.parametrize("wrong", [{"number": 3}, {"answer": "x", "number": 3}])

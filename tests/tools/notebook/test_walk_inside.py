@@ -126,6 +126,8 @@ def test_names_of_nodes_inside_are_hinted() -> None:
     with pytest.raises(StepperError, match="'begin' has no subgraph"):
         begun().into("begin")
     assert begun().into("play").until("put").state["x"] == 11
+    with pytest.raises(StepperError, match=r"there is no channel 'x'; 'play' has it inside: into\('play'\)"):
+        begun().edit(x=1)
 
 
 class Logged(TypedDict):
