@@ -215,6 +215,21 @@ async def test_a_drawing_is_edited_beside_its_picture_and_saved(tmp_path: Path, 
         async with page(tmp_path / "profile", url) as opened:
             await opened.run("location.hash = 'drawing'")
             await until(opened, f"{names}.includes('augment')")
+            svg, room = (
+                "document.querySelector('.editor .picture" + part
+                for part in (" svg').getBoundingClientRect()", "').clientWidth")
+            )
+            assert await opened.run(f"{svg}.width > 3 * {svg}.height"), (
+                "a flowchart LR beside the text, which is wider than high"
+            )
+            for label, width in (("Fit", f"<= {room}"), ("+", f"> {room}"), ("−", f"<= {room}")):
+                await opened.run(
+                    f"[...document.querySelectorAll('.editor .zoom button')].find((one) => one.textContent === '{label}').click()"
+                )
+                await until(opened, f"{svg}.width {width}")
+            x, y = await opened.run(f"[{svg}.left + 9, {svg}.top + 9]")
+            await opened.ask("Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=0, deltaY=-90, modifiers=2)
+            await until(opened, f"{svg}.width > {room}")
             await opened.run(f"{code}.focus()")
             await press(opened, "End", ctrl=True)
             await opened.ask("Input.insertText", text="  act -->|ovr| judge\n")

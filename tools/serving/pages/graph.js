@@ -11,7 +11,7 @@ function widthOf(text, font) {
 
 const FONT = "12px system-ui, sans-serif", BOLD = `600 ${FONT}`, SMALL = "10px system-ui, sans-serif";
 
-const LEAST = 0.65;  // a picture that would be smaller than that is laid out from the top down instead
+const LEAST = 0.65;  // a picture that would be smaller is scrolled, and where its room is higher than wide laid out from the top down
 
 function arrange({ nodes, edges }, direction) {
   const drawn = new Graph({ multigraph: true });
@@ -51,18 +51,25 @@ function curve(points) {
 export function GraphPicture({ graph, lit = [], passes = null, pick = null, stale = false, breaks = [], edit = null }) {
   const pane = useRef(null), [width, setWidth] = useState(0);
   useEffect(() => {
-    const watch = new ResizeObserver(([entry]) => setWidth(Math.round(entry.contentRect.width / 20) * 20));
+    const watch = new ResizeObserver(([entry]) => setWidth(Math.floor(entry.contentRect.width / 20) * 20));
     watch.observe(pane.current);
     return () => watch.disconnect();
   }, []);
   const own = useMemo(() => arrange(graph, graph.direction ?? "LR"), [graph]);
-  const narrow = width > 0 && LEAST * own.width > width && !["TB", "TD", "BT"].includes(graph.direction);
+  const narrow = width > 0 && LEAST * own.width > width && width < 0.75 * innerHeight && !["TB", "TD", "BT"].includes(graph.direction);
   const placed = useMemo(() => (narrow ? arrange(graph, "TB") : own), [own, narrow]), [id] = useState(() => `arrow${(pictures += 1)}`);
   useEffect(() => {  // the present node stays in sight of a picture that is scrolled
     const box = pane.current.querySelector(".box.lit, .end.lit")?.getBoundingClientRect(), all = pane.current.getBoundingClientRect();
     if (box && (box.top < all.top || box.bottom > all.bottom)) pane.current.scrollTop += box.top - all.top - all.height / 2;
     if (box && (box.left < all.left || box.right > all.right)) pane.current.scrollLeft += box.left - all.left - all.width / 2;
   }, [lit.join(), placed]);
+  const [zoom, setZoom] = useState(null), fit = Math.min(1, width / placed.width || 1);  // null: fit, but not below LEAST; 0: fit
+  const scale = zoom || (zoom === 0 ? fit : Math.max(fit, LEAST)), enlarge = (times) => setZoom(Math.min(4, Math.max(0.2, scale * times)));
+  useEffect(() => {
+    const turn = (event) => { if (event.ctrlKey) { event.preventDefault(); enlarge(event.deltaY < 0 ? 1.15 : 1 / 1.15); } };
+    pane.current.addEventListener("wheel", turn, { passive: false });
+    return () => pane.current?.removeEventListener("wheel", turn);
+  });
   const [at, setAt] = useState(0), boxes = useRef([]);
   const counts = new Map((passes ?? []).map(([source, target, count]) => [`${source}\n${target}`, count]));
   const [drag, setDrag] = useState(null), image = useRef(null);
@@ -123,10 +130,12 @@ export function GraphPicture({ graph, lit = [], passes = null, pick = null, stal
   });
   const marker = (name, seen) => html`<marker id=${name} viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8"
     markerUnits="userSpaceOnUse" orient="auto"><path class=${`head${seen ? " seen" : ""}`} d="M0 0.500L8 4L0 7.500z"/></marker>`;
+  const sizes = [["+", "larger (Ctrl and the mouse wheel)", () => enlarge(1.25)], ["−", "smaller", () => enlarge(0.8)], ["Fit", "as wide as there is room", () => setZoom(0)]];
   return html`<div ref=${pane} tabindex="-1" class=${`picture${stale ? " stale" : ""}`}><svg ref=${image} ...${moving ?? {}} viewBox=${`0 0 ${placed.width} ${placed.height}`} role="group"
-    aria-label="the graph" style=${{ width: `${placed.width}px` }}>
+    aria-label="the graph" style=${{ width: `${placed.width * scale}px` }}>
     <defs>${marker(id, false)}${marker(`${id}s`, true)}</defs>${arrows}${drawn}
-    ${drag && html`<path class="pull" d=${`M${drag.x} ${drag.y}L${drag.toX} ${drag.toY}`}/>`}</svg></div>`;
+    ${drag && html`<path class="pull" d=${`M${drag.x} ${drag.y}L${drag.toX} ${drag.toY}`}/>`}</svg></div>
+    <div class="zoom">${sizes.map(([text, title, press]) => html`<button type="button" title=${title} aria-label=${`picture: ${title}`} onClick=${press}>${text}</button>`)}</div>`;
 }
 
 export const ROLES = [["model", "asks a model"], ["environment", "touches the world"], ["memory", "uses memory"], ["compute", "computes"], ["graph", "is a graph"]];
