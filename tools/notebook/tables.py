@@ -95,6 +95,8 @@ def two_lines(one: Any, other: Any) -> tuple[str, str]:
 
 def _parts(value: Any) -> dict[str, Any]:
     """The parts of a value by their places."""
+    if isinstance(value, BaseMessage):  # its id, which says least, last
+        return {name: vars(value)[name] for name in sorted(vars(value), key=lambda name: name == "id")}
     if is_dataclass(value):
         return {one.name: getattr(value, one.name) for one in fields(value)}
     if isinstance(value, Mapping):

@@ -598,10 +598,38 @@ async def test_questions_have_a_form_each_and_an_answer_is_changed_while_others_
             await until(opened, f"{titles} === 'many asks: how many?'")
             await opened.run(f"{form('many')}.querySelector('textarea').focus()")
             await opened.run(f"{form('many')}.querySelector('button.main').click()")
-            await until(opened, f"document.querySelector('form.ask') === null && {COLUMNS}.includes('which blue')")
-            log = await opened.run(COLUMNS)
-            assert "many 2 or so" in log
-            assert "'approve'" in log
+            await until(opened, f"document.querySelector('form.ask') === null && {COLUMNS}.includes('many 2 or so')")
+            assert "'approve'" in await opened.run(COLUMNS)
+
+
+NAMED = """
+from typing import NotRequired
+from typing_extensions import TypedDict
+from langgraph.graph import START, StateGraph
+class Named(TypedDict):
+    name: str
+    number: NotRequired[int]
+graph = StateGraph(Named).add_node("greet", lambda state: {"number": 1}).add_edge(START, "greet").compile()
+"""
+
+
+async def test_a_field_that_is_required_and_left_empty_is_asked_for_before_a_run_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "my_named.py").write_text(NAMED)
+    with serve("./my_named.py:graph") as url:
+        async with page(tmp_path / "profile", url) as opened:
+            await opened.run("location.hash = 'walk'")
+            await until(opened, "document.querySelector('form.ask textarea') !== null")
+            await opened.run("document.querySelector('form.ask button.main').click()")
+            empty = "[...document.querySelectorAll('form.ask :is(input, textarea):invalid')].map((one) => one.id.split('-')[1]).join()"
+            assert (await opened.run(empty), await opened.run(LIT)) == ("name", "")
+            await opened.run("document.querySelector('form.ask textarea').focus()")
+            await opened.ask("Input.insertText", text="Ann")
+            await press(opened, "Enter")
+            await until(opened, f"{LIT} === 'greet'")
 
 
 async def test_a_live_walk_leaves_a_step_of_a_recorded_run(tmp_path: Path) -> None:

@@ -70,6 +70,9 @@ def test_back_edit_and_on() -> None:
         walk.back(6)
 
 
+METADATA = ("response_metadata: {}", "response_metadata: {'model': 'b'}")
+
+
 @pytest.mark.parametrize(
     ("one", "other", "lines"),
     [
@@ -80,6 +83,8 @@ def test_back_edit_and_on() -> None:
             {"a": {"b": ["x" * 200 + "z"]}},
             (f"a: b: [0]: …{'x' * 20}y", f"a: b: [0]: …{'x' * 20}z"),
         ),
+        (AIMessage("yes", id="1"), AIMessage("yes", id="2"), ("id: 1", "id: 2")),
+        (AIMessage("yes", id="1"), AIMessage("yes", id="2", response_metadata={"model": "b"}), METADATA),
         ([1] * 500, [1] * 501, ("500 of these: 1", "501 of these: 1")),
     ],
 )

@@ -22,16 +22,18 @@ function Json({ id, value, set }) {
 }
 
 /** It keeps the text that is typed: of `0.0` on the way to `0.05` the number alone is 0. */
-function NumberInput({ id, step, value, set }) {
+function NumberInput({ id, step, value, set, needed }) {
   const [text, setText] = useState(""), read = (words) => (words === "" ? null : +words);
   const write = (event) => { setText(event.currentTarget.value); set(read(event.currentTarget.value)); };
-  return html`<input id=${id} type="number" step=${step} value=${read(text) === (value ?? null) ? text : String(value)} onInput=${write}/>`;
+  return html`<input id=${id} type="number" required=${needed} step=${step} value=${read(text) === (value ?? null) ? text : String(value)} onInput=${write}/>`;
 }
 
-function Field({ id, name, schema, root, value, set }) {
+/** `needed`: it cannot be without a value, and was given none. */
+function Field({ id, name, schema, root, value, set, needed = false }) {
+  const [was] = useState(value), lacks = (key) => (is.required ?? []).includes(key) && was?.[key] === undefined;
   const is = resolve(schema, root), label = name;
   const group = (parts) => html`<fieldset>${label && html`<legend>${label}</legend>`}${parts}</fieldset>`;
-  const inside = (key, part, found, write) => html`<${Field} key=${key} id=${`${id}-${key}`} name=${part.title ?? String(key)} schema=${part} root=${root} value=${found} set=${write}/>`;
+  const inside = (key, part, found, write) => html`<${Field} key=${key} id=${`${id}-${key}`} name=${part.title ?? String(key)} schema=${part} root=${root} value=${found} set=${write} needed=${lacks(key)}/>`;
   const replaced = (i, made) => value.map((old, n) => (n === i ? made : old));
   const isFor = ([, part]) => !part.only_for || part.only_for.includes(value?.type);
   if (is.properties) return group(Object.entries(is.properties).filter(isFor).map(([key, part]) => inside(key, { ...part, title: is.required?.includes(key) ? `${key} (required)` : key }, value?.[key], (made) => set({ ...value, [key]: made }))));
@@ -47,8 +49,8 @@ function Field({ id, name, schema, root, value, set }) {
   const choices = is.enum && (is.enum.includes(value) ? is.enum : [undefined, ...is.enum]);
   const field = is.enum ? html`<select id=${id} value=${value} onChange=${(event) => set(choices[event.currentTarget.selectedIndex])}>${choices.map((one) => html`<option selected=${one === value}>${one === undefined ? "not set" : String(one)}</option>`)}</select>`
     : is.type === "boolean" ? html`<input id=${id} type="checkbox" checked=${value} onChange=${(event) => set(event.currentTarget.checked)}/>`
-    : is.type === "number" || is.type === "integer" ? html`<${NumberInput} id=${id} step=${is.type === "integer" ? 1 : "any"} value=${value} set=${set}/>`
-    : is.type === "string" && typeof (value ?? "") === "string" ? html`<textarea id=${id} rows=${Math.min(10, Math.ceil((value ?? "").length / 60) || 1)} value=${value ?? ""} onInput=${(event) => set(event.currentTarget.value)}></textarea>`
+    : is.type === "number" || is.type === "integer" ? html`<${NumberInput} id=${id} step=${is.type === "integer" ? 1 : "any"} value=${value} set=${set} needed=${needed}/>`
+    : is.type === "string" && typeof (value ?? "") === "string" ? html`<textarea id=${id} required=${needed} rows=${Math.min(10, Math.ceil((value ?? "").length / 60) || 1)} value=${value ?? ""} onInput=${(event) => set(event.currentTarget.value)}></textarea>`
     : html`<${Json} id=${id} value=${value} set=${set}/>`;
   return html`<div class="field">${label && html`<label for=${id}>${label}</label>`}${about}${field}</div>`;
 }
