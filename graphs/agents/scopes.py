@@ -381,7 +381,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             notes += (f"nothing is recorded of {' '.join(map(unquote, self.scope.labels(scope, to_last=True)))}{meant}",)
         if memory.left_out:
             said = f"max_added_tokens had no room for all that was recalled in {plural(memory.left_out, 'model call')}"
-            notes += (f"{said}, and for none of it in {memory.unshown:,} of these",)
+            notes += (said + f", and for none of it in {memory.unshown:,} of these" * bool(memory.unshown),)
         notes += tuple(f"{what}: {plural(n, 'time')}, the last for {why}" for what, (n, why) in memory.failures.items())
         for tool, ids in memory.withheld.items():
             if self.agent.listed and tool not in self.agent.listed:  # a name that the model made up
@@ -546,7 +546,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         stands = {turn.id for turn in turns_until(talk)}
         for number, turn in enumerate(talk.turns):
             lines.append(f"turn {number + 1}{', which the thread has left by going back in time' * (turn.id not in stands)}:")
-            accounts = [self.describe(entry) for entry in turn.advice] or [["no advice was recorded"]]
+            mine = [entry for entry in turn.advice if entry.get("method", self.method) == self.method]
+            accounts = [self.describe(entry) for entry in mine] or [["no advice was recorded"]]
             for (first, *more), (_, *before) in zip(accounts, [[""], *accounts], strict=False):
                 same = ["the same as before"] if more and more == before else more
                 lines += [f"  {first}", *(f"    {line}" for said in same for line in said.splitlines())]
@@ -566,7 +567,11 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         cached = f"; {entry['cached']:.0%} of the prompt was sent before" if "cached" in entry else ""
         if entry.get("mode") == "observe" and recalled:
             cached = f", and showed nothing of it, since the mode is observe{cached}"
-        return [f"{entry['method']}: recalled {', '.join(recalled) if recalled else 'nothing'}{cached}", *entry.get("said", ())]
+        # What was recalled may have had no room beside earlier advice.
+        words = (
+            f"recalled {', '.join(recalled)}" if recalled else "added nothing" if "left_out" in entry else "recalled nothing"
+        )
+        return [f"{entry['method']}: {words}{cached}", *entry.get("said", ())]
 
     @checks_arguments
     def forget(

@@ -390,8 +390,8 @@ class ConversationStore:
             return rating
 
     def retract(self, thread: str, *, run_id: str | None = None, message_id: str | None = None, source: str = "user") -> Rating:
-        """Delete the rating of a turn, the last one if no run or message is given, with what was learned from the thread; the thread's
-        other ratings have it learned anew. Returns the rating; raises UserError where there is none of this source."""
+        """Delete the rating of a turn, the last one if no run or message is given, with what was learned from it. Returns the rating; raises
+        UserError where there is none of this source."""
         with self._lock:
             conversation, given = self.conversation(thread), self.ratings(thread)
             turn = find_turn(conversation, run_id=run_id, message_id=message_id).id
@@ -403,7 +403,9 @@ class ConversationStore:
                 raise UserError(f"asked to retract the rating of conversation {thread!r} of source {source!r}, and {found}")
             left = tuple(one for one in given if one != gone)
             self.feedback.put([Ratings(thread, left)])
-            self._withdraw({thread})
+            new = rated_trajectories(conversation, left)
+            known = self.trajectories.get_many([one.id for one in new])
+            self._withdraw({thread}, stay={one.id for one in known if one in new})
             self._derive(conversation, left)
             return gone
 
@@ -577,12 +579,13 @@ class ConversationStore:
                     self.store.batch([PutOp(place, i.key, None) for i in all_items(self.store, place) if i.namespace == place])
             return len(doomed)
 
-    def _withdraw(self, threads: Collection[str] | None) -> None:
-        """Delete the trajectories of some threads, or of all, and what models wrote about them."""
-        doomed = [one.id for one in self.trajectories.all() if threads is None or one.run in threads]
+    def _withdraw(self, threads: Collection[str] | None, stay: Collection[str] = ()) -> None:
+        """Delete the trajectories of some threads, or of all, but for those with the ids that stay, and what models wrote about them."""
+        doomed = [one.id for one in self.trajectories.all() if (threads is None or one.run in threads) and one.id not in stay]
         self.trajectories.delete(doomed)
         for records in (self.reflections, self.trials):
-            records.delete([one.id for one in records.all() if threads is None or one.thread in threads])
+            mine = [one.id for one in records.all() if threads is None or one.thread in threads]
+            records.delete([id for id in mine if id.partition("/")[2] not in stay])
         self._announce([""])
         gone = set(doomed) if threads is not None else None
         for one in self._changes.all():  # the ids of threads go, too: an empty one says that something was deleted

@@ -6,7 +6,7 @@ thread. Feedback on the same turn again takes the place of the former one.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any
@@ -191,18 +191,24 @@ def rated_trajectories(conversation: Conversation, ratings: Sequence[Rating]) ->
     shared = {rating.turn: rating for rating in ratings if not rating.is_single}
     found, branches = list[Trajectory](), list[tuple[int, Turn]]()
     beside, place = _branches(conversation), {one.id: n for n, one in enumerate(conversation.turns)}
+    since = {id: _turns_since(conversation, id, shared) for id in shared}
+    of_all = {one.id: shared[id] for id, turns in since.items() for one in turns}
+
+    def own(turn: str, of_all: Rating | None) -> Rating:
+        """The rating of a turn by itself: a comment leaves it the reward of all."""
+        alone = single.get(turn) or of_all or Rating(turn, None)
+        return alone if alone.reward is not None or of_all is None else replace(alone, reward=of_all.reward)
+
     for number, turn in enumerate(conversation.turns):
         if turn.id in beside:
             branches.append((number, turn))
         elif turn.id in single:
-            found += _stretch(conversation, [(number, turn)], single[turn.id])
+            found += _stretch(conversation, [(number, turn)], own(turn.id, of_all.get(turn.id)))
         if (rating := shared.get(turn.id)) is not None:
-            stretch = [(place[one.id], one) for one in turns_rated(conversation, ratings, rating) if one.id not in beside]
+            stretch = [(place[one.id], one) for one in since[turn.id] if one.id not in beside and one.id not in single]
             found += _stretch(conversation, stretch, rating) if stretch else []
             for one in branches:
-                own = single.get(one[1].id, rating)  # a comment on a branch leaves it the reward of all
-                own = own if own.reward is not None else replace(own, reward=rating.reward)
-                found += _stretch(conversation, [one], own)
+                found += _stretch(conversation, [one], own(one[1].id, rating))
             branches = []
     for one in branches:
         if (rating := single.get(one[1].id)) is not None:
@@ -213,9 +219,14 @@ def rated_trajectories(conversation: Conversation, ratings: Sequence[Rating]) ->
 def turns_rated(conversation: Conversation, ratings: Sequence[Rating], rating: Rating) -> list[Turn]:
     """The turns that a rating is about, oldest first: those since the rating before it that have none of their own, or its turn alone."""
     single, shared = ({one.turn for one in ratings if one.is_single == kind} for kind in (True, False))
-    way = turns_until(conversation, rating.turn)
-    start = next((n + 1 for n in range(len(way) - 2, -1, -1) if way[n].id in shared), 0)
-    return way[-1:] if rating.is_single else [one for one in way[start:] if one.id not in single]
+    since = _turns_since(conversation, rating.turn, shared)
+    return since[-1:] if rating.is_single else [one for one in since if one.id not in single]
+
+
+def _turns_since(conversation: Conversation, turn: str, shared: Collection[str]) -> list[Turn]:
+    """The turns until one, since the one before it that feedback on the thread has rated."""
+    way = turns_until(conversation, turn)
+    return way[next((n + 1 for n in range(len(way) - 2, -1, -1) if way[n].id in shared), 0) :]
 
 
 def _others_wait(conversation: Conversation, ratings: Sequence[Rating], turn: str) -> bool:

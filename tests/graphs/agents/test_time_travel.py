@@ -130,6 +130,18 @@ def test_the_user_of_a_thread_that_went_back_rates_the_turn_that_stands() -> Non
     assert rated(learner) == {"t/0": ([REFUND], 0.0)}, "both are said of the first turn"
 
 
+def test_a_comment_on_one_of_several_turns_leaves_it_the_reward_of_all() -> None:
+    learner = SynapseMiddleware(InMemoryStore())
+    agent = make(learner)
+    replies = [agent.invoke({"messages": f"late {n}"}, THREAD)["messages"][-1].id for n in range(3)]
+    learner.feedback("t", reward=1.0)
+    learner.feedback("t", text="quick", message_id=replies[1])
+    assert rated(learner) == {"t/1": ([REPLACE], 1.0), "t/2": ([REFUND, EXCHANGE], 1.0)}
+    assert [one.note for one in rated_records(learner)] == ["quick", ""]
+    learner.feedback("t", reward=-1.0, message_id=replies[1])
+    assert rated(learner) == {"t/1": ([REPLACE], -1.0), "t/2": ([REFUND, EXCHANGE], 1.0)}
+
+
 @pytest.mark.parametrize("first", ["jitrl", "synapse"])
 def test_two_learners_of_one_agent_compare_states_each_in_its_own_way(first: str) -> None:
     store = InMemoryStore()
@@ -144,6 +156,8 @@ def test_two_learners_of_one_agent_compare_states_each_in_its_own_way(first: str
             one.feedback(f"t{n}", reward=1.0)
     for one in learners:
         assert one.status().recalled > 0, one.status()
+        other = "synapse" if one.method == "jitrl" else "jitrl"
+        assert f"{one.method}: recalled" in one.explain("t2") and f"{other}: " not in one.explain("t2")
     states = {step.state for one in rated_records(learners[0]) for step in one.for_method("jitrl").transitions}
     assert states == {"always"}
     assert all("late" in step.state for one in rated_records(learners[0]) for step in one.for_method("synapse").transitions)
