@@ -46,7 +46,7 @@ from ...memory.conversations.messages import (
     users_messages,
 )
 from ...memory.conversations.reviews import review_rating
-from ...memory.conversations.store import MOST_OPEN
+from ...memory.conversations.store import MOST_OPEN, RatingOptions
 from ...memory.conversations.turns import Turn, with_beginning
 from ...memory.errors import UserError, plural
 from ...memory.records import Task
@@ -97,9 +97,9 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
 
     Args:
         store: any LangGraph store, a folder or a URL; None: the store of the agent's graph.
-        reward: a source of rewards for turns that have ended (graphs/agents/reward_sources.py); feedback that comes later holds. It may
-            be awaited.
-        next_turn: a source that sees the user's next message as well, and rates the turn before it. It decides by a signal that the
+        reward: a source of rewards for what has happened when a turn ends, since the one that it rated before (graphs/agents/reward_sources.py);
+            feedback that comes later holds. It may be awaited.
+        next_turn: a source that sees the user's next message as well, and rates the turn before it alone. It decides by a signal that the
             user did not mean as feedback: `explain` shows what it decided.
         reviews: whether a person's edit or rejection of a tool call (HumanInTheLoopMiddleware) is feedback on the turn by itself,
             until somebody gives it a reward. Names of tools: so is a call of these that a person let pass, since he sees them all.
@@ -263,12 +263,12 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
     def after_agent(self, state: Any, runtime: Any) -> None:
         """Record the turn that has ended, and rate it if there is a source of rewards."""
         if self._record_end(state, runtime) and self._reward is not None:
-            self._rate(state, runtime, self._reward, self._place(state, runtime).turn)
+            self._rate(state, runtime, self._reward, {"turn": self._place(state, runtime).turn})
 
     async def aafter_agent(self, state: Any, runtime: Any) -> None:
         """Record the turn that has ended, in an agent that is awaited."""
         if await asyncio.to_thread(self._record_end, state, runtime) and self._reward is not None:
-            await self._arate(state, runtime, self._reward, self._place(state, runtime).turn)
+            await self._arate(state, runtime, self._reward, {"turn": self._place(state, runtime).turn})
 
     def _open(self, request: ModelRequest[Any]) -> OpenConsultation | Exception | None:
         """Look into memory for a model call, up to the first thing that the method waits for; the error of that, or None where memory
@@ -345,8 +345,8 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         prompts.last.runtime.stream_writer({"learning": entry})
         return ExtendedModelResponse(advice.response, Command(update={"learning": [entry], **prompts.update}))
 
-    def _source_of_turn_before(self, state: Any, runtime: Any) -> tuple[RewardSource, str] | None:
-        """The source that rates the turn before the one that begins, and the id of that turn; None without a source or such a turn."""
+    def _source_of_turn_before(self, state: Any, runtime: Any) -> tuple[RewardSource, RatingOptions] | None:
+        """The source that rates the turn before the one that begins, that turn alone; None without a source or such a turn."""
         if self.mode == "off":
             return None
         scope = self._run_scope(runtime)
@@ -356,39 +356,39 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             place = self._place(state, runtime)
             known = self._memory(scope).conversations.turns.get(place.thread)
             ids, turns = {one.id for one in state["messages"]}, known.turns if known is not None else ()
-            last = next(
-                (one.id for one in reversed(turns) if not ids.isdisjoint(one.replies)), turns[-1].id if turns else place.turn
-            )
-            return None if last == place.turn else (self._next_turn, last)
+            last = next((one for one in reversed(turns) if not ids.isdisjoint(one.replies)), turns[-1] if turns else None)
+            if last is None or last.id == place.turn:
+                return None
+            return self._next_turn, {"message_id": last.replies[-1]} if last.replies else {"turn": last.id}
         except Exception as error:
             self._note_failure(runtime, "the turn before was not rated, since it cannot be read", error)
             return None
 
-    def _rate(self, state: Any, runtime: Any, source: RewardSource, turn: str) -> None:
+    def _rate(self, state: Any, runtime: Any, source: RewardSource, about: RatingOptions) -> None:
         """Rate a recorded turn by what a source says; one that says nothing leaves it without a reward."""
         try:
             said = source(state["messages"])
             if inspect.isawaitable(said):
                 with ThreadPoolExecutor(1) as thread:  # this one may be busy with a loop of its own
                     said = thread.submit(asyncio.run, gather_awaited(said)).result()
-            self._keep_rating(state, runtime, source, turn, said)
+            self._keep_rating(state, runtime, source, about, said)
         except Exception as error:
             self._note_failure(runtime, f"a turn was not rated by {describe_source(source)}", error)
 
-    async def _arate(self, state: Any, runtime: Any, source: RewardSource, turn: str) -> None:
+    async def _arate(self, state: Any, runtime: Any, source: RewardSource, about: RatingOptions) -> None:
         """As `_rate`, in an agent that is awaited: a source that is awaited runs in its loop, another one in a thread."""
         try:
             said = await asyncio.to_thread(source, state["messages"])
             said = await said if inspect.isawaitable(said) else said
-            await asyncio.to_thread(self._keep_rating, state, runtime, source, turn, said)
+            await asyncio.to_thread(self._keep_rating, state, runtime, source, about, said)
         except Exception as error:
             self._note_failure(runtime, f"a turn was not rated by {describe_source(source)}", error)
 
-    def _keep_rating(self, state: Any, runtime: Any, source: RewardSource, turn: str, said: Any) -> None:
+    def _keep_rating(self, state: Any, runtime: Any, source: RewardSource, about: RatingOptions, said: Any) -> None:
         if (found := read_reward(source, said)) is not None:
             place = self._place(state, runtime)
             reward = self.rewards.read(found[0])
-            self.add_rating(place.scope, place.thread, reward, found[1] or None, turn=turn, source=describe_source(source))
+            self.add_rating(place.scope, place.thread, reward, found[1] or None, **{**about, "source": describe_source(source)})
 
     def _record_end(self, state: Any, runtime: Any) -> bool:
         """Record the turn that has ended, with what a person changed of its calls; returns True if it is recorded."""

@@ -318,7 +318,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         source: str = "user",
         **scope: ScopeValue,
     ) -> Rating:
-        """Delete the rating of a turn, reward and text, as if nobody had given it; returns it.
+        """Delete what a source has said of a turn, reward and text, as if it had not: what others have said of it holds again. Returns the
+        rating as it was.
 
         Args:
             thread_id: the thread's id.
@@ -393,7 +394,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             notes += (*unknown_tools(option, names, self.agent.listed),)
         remedy = self.remedy + (", or similarity=, by meaning" if hasattr(self, "similarity") else "")
         about: Any = {"needs": self.needs, "remedy": remedy, "notes": notes, "quarantined": len(kept), "held": sum(kept)}
-        about["idle"] = 0 if rated else memory.conversations.feedback.count() - sum(kept)
+        about["idle"] = 0 if rated else sum(bool(one.ratings) for one in memory.conversations.feedback.all()) - sum(kept)
         counts = memory.consulted, memory.recalled, memory.unshown, memory.early, 2 * memory.guarded > memory.alike
         return LearnerStatus(self.method, rated, *counts, nearest=memory.nearest, **about)
 
@@ -553,7 +554,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
                 lines += [f"  {first}", *(f"    {line}" for said in same for line in said.splitlines())]
             for rating in (one for one in ratings if one.turn == turn.id):
                 numbers = [talk.turns.index(one) + 1 for one in turns_rated(talk, ratings, rating)]
-                about = f" (of turns {', '.join(map(str, numbers))})" if len(numbers) > 1 else ""
+                about = f" (of turns {', '.join(map(str, numbers))})" if numbers != [number + 1] else ""
                 lines.append(f"  {rating_text(rating)}{about}")
         if kept_out is not None and not kept_out.released:
             lines.append(f"nothing is learned from it: {kept_out.reason}; release({thread_id!r}) lets it in")

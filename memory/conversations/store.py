@@ -49,6 +49,8 @@ from .turns import (
     rating_to_change,
     set_aside,
     with_turn,
+    with_waiting,
+    without_source,
 )
 
 __all__ = [
@@ -369,17 +371,22 @@ class ConversationStore:
             conversation, given = recorded or self.conversation(thread), kept.ratings if kept else ()
             reward = None if reward is None else finite_reward(reward)
             rated = find_turn(conversation, turn=turn, run_id=run_id, message_id=message_id).id
-            known = rating_to_change(conversation, given, rated, of_turn=bool(turn), of_message=message_id is not None)
+            about: Any = {"of_turn": bool(turn), "of_message": message_id is not None, "has_reward": reward is not None}
+            known = rating_to_change(conversation, given, rated, **about)
             words = {**known.others, known.source: known.text}
-            own = words.pop(source, "") if text is None else clean_text(text)
-            others = {name: said for name, said in words.items() if said and name != source}
-            if reward is None and known.reward is not None:  # who gave the reward has decided, whoever says something of it
-                others |= {clean_text(source): own} if own and source != known.source else {}
-                source, own = known.source, known.text if source != known.source else own
-                others.pop(source, None)
-            rating = replace(known, text=own, source=clean_text(source), others=others, at=at or known.at)
+            source = clean_text(source)
+            words |= {} if text is None else {source: clean_text(text)}
+            # Who gave the reward has decided, whoever says something of it.
+            decides = source if reward is not None or known.reward is None else known.source
+            earlier = {name: kept for name, kept in known.earlier.items() if name != decides}
+            if known.reward is not None and decides != known.source:
+                earlier[known.source] = known.reward
+            own = words.pop(decides, "")
+            others = {name: said for name, said in words.items() if said}
+            rating = replace(known, text=own, source=decides, others=others, earlier=earlier, at=at or known.at)
+            if reward is not None:
+                rating = replace(rating if message_id else with_waiting(conversation, given, rating), reward=reward)
             rating = replace(rating, whole=at) if of_whole else rating
-            rating = rating if reward is None else replace(rating, reward=reward)
             if rating.reward is None and not rating.words:
                 raise UserError("feedback: give a reward, a text, or both; retract(thread_id) deletes a rating")
             places = {one.id: n for n, one in enumerate(conversation.turns)}
@@ -390,18 +397,19 @@ class ConversationStore:
             return rating
 
     def retract(self, thread: str, *, run_id: str | None = None, message_id: str | None = None, source: str = "user") -> Rating:
-        """Delete the rating of a turn, the last one if no run or message is given, with what was learned from it. Returns the rating; raises
-        UserError where there is none of this source."""
+        """Delete what a source has said of a turn, the last one if no run or message is given, with what was learned from it: what others
+        have said of it holds again. Returns the rating as it was; raises UserError where there is none of this source."""
         with self._lock:
             conversation, given = self.conversation(thread), self.ratings(thread)
             turn = find_turn(conversation, run_id=run_id, message_id=message_id).id
             rated = sorted((one for one in given if one.turn == turn), key=lambda one: one.is_single == bool(message_id))
             gone = rated[-1] if rated else None
-            if gone is None or gone.source != source:
+            if gone is None or source not in (gone.source, *gone.others, *gone.earlier):
                 earlier = ": its last turn has none, and an earlier one is named by run_id= or message_id=" * bool(given)
                 found = f"there is none{earlier}" if gone is None else f"the one there is of source {gone.source!r}"
                 raise UserError(f"asked to retract the rating of conversation {thread!r} of source {source!r}, and {found}")
-            left = tuple(one for one in given if one != gone)
+            rest = without_source(gone, source)
+            left = tuple(rest if one is gone else one for one in given if one is not gone or rest is not None)
             self.feedback.put([Ratings(thread, left)])
             new = rated_trajectories(conversation, left)
             known = self.trajectories.get_many([one.id for one in new])

@@ -80,6 +80,8 @@ class Rating:
     """Who decided: `user`, or the name of a function or signal."""
     others: dict[str, str] = field(default_factory=dict)
     """Source -> the words of others that have rated the same."""
+    earlier: dict[str, float] = field(default_factory=dict)
+    """Source -> the reward that another has given before, the latest last: it holds again where the one that decided is taken back."""
     is_single: bool = False
     """True: it is about that turn alone, not about what came before it."""
     at: str = ""
@@ -238,7 +240,7 @@ def _others_wait(conversation: Conversation, ratings: Sequence[Rating], turn: st
 
 
 def rating_to_change(
-    conversation: Conversation, given: Sequence[Rating], turn: str, *, of_turn: bool, of_message: bool
+    conversation: Conversation, given: Sequence[Rating], turn: str, *, of_turn: bool, of_message: bool, has_reward: bool
 ) -> Rating:
     """The rating that feedback about a turn changes, one of `given` or a new one. `of_turn` and `of_message` say what the app named."""
     there = {one.is_single: one for one in given if one.turn == turn}
@@ -249,9 +251,30 @@ def rating_to_change(
         found = alone if is_single else with_others
     elif of_message:
         found = alone or with_others
-    else:  # what is said of the thread is about the turns that nobody has rated by themselves, where there are any
-        found = with_others or (None if _others_wait(conversation, given, turn) else alone)
+    else:  # a reward of the thread is about the turns that nobody has rated by themselves, where there are any
+        is_for_others = has_reward and alone is not None and alone.at and _others_wait(conversation, given, turn)
+        found = with_others or (None if is_for_others else alone)
     return found or Rating(turn, None, is_single=is_single)
+
+
+def with_waiting(conversation: Conversation, given: Sequence[Rating], rating: Rating) -> Rating:
+    """A rating of a turn alone, by a review, say, that the app gives anew, of the thread: it is about the unrated turns before it, too."""
+    is_alone = rating.turn in _branches(conversation) or not _others_wait(conversation, given, rating.turn)
+    return replace(rating, is_single=rating.is_single and is_alone)
+
+
+def without_source(rating: Rating, source: str) -> Rating | None:
+    """What is left of a rating where one of its sources takes back what it has said; None: nothing."""
+    earlier, words = dict(rating.earlier), {**rating.others, rating.source: rating.text}
+    earlier.pop(source, None)
+    words.pop(source, None)
+    decides = next(reversed(earlier), "") if source == rating.source else rating.source
+    reward = earlier.pop(decides, None) if source == rating.source else rating.reward
+    words = {name: said for name, said in words.items() if said}
+    if reward is None and not words:
+        return None
+    decides = decides or next(iter(words))
+    return replace(rating, reward=reward, source=decides, text=words.pop(decides, ""), others=words, earlier=earlier)
 
 
 def _branches(conversation: Conversation) -> set[str]:

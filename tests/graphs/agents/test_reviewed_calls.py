@@ -177,8 +177,13 @@ def test_a_review_judges_its_own_turn_and_no_turn_before_it() -> None:
     found = learner._conversations({"tenant": "acme"}).trajectories.all()
     assert [(one.value, one.task.instruction) for one in found] == [(0.0, desk.ticket(1)[0])]
     learner.feedback("a", reward=1.0, tenant="acme")
-    values = {one.task.instruction: one.value for one in learner._conversations({"tenant": "acme"}).trajectories.all()}
-    assert values == {desk.ticket(0)[0]: 1.0, desk.ticket(1)[0]: 0.0}
+    (one,) = learner._conversations({"tenant": "acme"}).trajectories.all()
+    assert (one.value, one.task.instruction, one.id) == (1.0, desk.ticket(0)[0], "a/1"), "until somebody gives a reward"
+    assert learner.explain("a", tenant="acme").splitlines()[-1].endswith("(of turns 1, 2)")
+    learner.retract("a", tenant="acme")
+    assert [one.value for one in learner._conversations({"tenant": "acme"}).trajectories.all()] == [0.0], (
+        "the review holds again"
+    )
 
 
 def test_a_tool_cannot_claim_that_a_person_changed_its_call() -> None:

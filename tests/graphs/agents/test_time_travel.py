@@ -157,7 +157,8 @@ def test_two_learners_of_one_agent_compare_states_each_in_its_own_way(first: str
     for one in learners:
         assert one.status().recalled > 0, one.status()
         other = "synapse" if one.method == "jitrl" else "jitrl"
-        assert f"{one.method}: recalled" in one.explain("t2") and f"{other}: " not in one.explain("t2")
+        assert f"{one.method}: recalled" in one.explain("t2")
+        assert f"{other}: " not in one.explain("t2")
     states = {step.state for one in rated_records(learners[0]) for step in one.for_method("jitrl").transitions}
     assert states == {"always"}
     assert all("late" in step.state for one in rated_records(learners[0]) for step in one.for_method("synapse").transitions)
