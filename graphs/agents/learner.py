@@ -388,7 +388,8 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         if (found := read_reward(source, said)) is not None:
             place = self._place(state, runtime)
             reward = self.rewards.read(found[0])
-            self.add_rating(place.scope, place.thread, reward, found[1] or None, **{**about, "source": describe_source(source)})
+            about = {**about, "source": describe_source(source)}
+            self.add_rating(place.scope, place.thread, reward, found[1] or None, **about)
 
     def _record_end(self, state: Any, runtime: Any) -> bool:
         """Record the turn that has ended, with what a person changed of its calls; returns True if it is recorded."""
@@ -467,7 +468,31 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             again = len(self.screen.steps(messages[:after], goal_and_last_turn, *where))
             turn = with_beginning(turn, known[-1], again)
         read = frozenset(str(one.id) for one in messages)
-        self._memory(place.scope).conversations.record(place.thread, turn, task, DOMAIN, place.user, read=read, goes_on=goes_on)
+        keep = partial(
+            self._memory(place.scope).conversations.record, place.thread, task=task, domain=DOMAIN, user=place.user, read=read
+        )
+        if isinstance(left := messages[where[0] - 1], AIMessage) and left.tool_calls:
+            self._record_left(messages, place, str(left.id), len(done), keep)
+        keep(turn, goes_on=goes_on)
+
+    def _record_left(
+        self, messages: Sequence[AnyMessage], place: Place, reply: str, later: int, keep: Callable[..., Any]
+    ) -> None:
+        """Record a turn anew whose calls waited for a person when the user went on: they were never made.
+
+        Args:
+            messages: that the agent has.
+            place: of the run.
+            reply: id of the message with the calls.
+            later: the number of steps after it.
+            keep: records a turn.
+        """
+        known = self._memory(place.scope).conversations.turns.get(place.thread)
+        for one in known.turns if known else ():
+            if one.replies[-1:] == (reply,):
+                start = next(n for n, message in enumerate(messages) if message.id == one.replies[0])
+                done = self.screen.steps(messages, self.state_key, start, self.agent.listed)
+                keep(replace(one, steps=done[: len(done) - later]))
 
     def _note_failure(self, runtime: Any, what: str, error: Exception) -> None:
         """Say in the log and in `status` what could not be done."""

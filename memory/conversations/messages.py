@@ -157,13 +157,15 @@ def steps(
 
 def _steps(messages: Sequence[BaseMessage], state_key: StateKey, start: int) -> Iterator[tuple[str, str, float, str]]:
     talk = list[BaseMessage]()
-    results = {m.tool_call_id: m for m in messages if isinstance(m, ToolMessage)}
+    results, last = {m.tool_call_id: m for m in messages if isinstance(m, ToolMessage)}, last_user_message(messages)
     for place, message in enumerate(messages):
         if not isinstance(message, HumanMessage | AIMessage | ToolMessage):
             continue
         if isinstance(message, AIMessage) and place >= start:
             state, read = str(state_key(talk)), text_read(talk)
             for call in message.tool_calls:
+                if place < last and call["id"] not in results:  # the user went on before it was made
+                    continue
                 made, reviewed = reviewed_call(call, results.get(call["id"] or ""))
                 if reviewed:
                     yield state, REJECTED + call_text(call), 0.0, read

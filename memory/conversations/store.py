@@ -118,6 +118,8 @@ class Quarantine:
     digest: str = ""
     """Of the text that was found; empty where a person or a rule holds the conversation."""
     released: bool = False
+    turns: int = 0
+    """Number of turns that it had when it was released: `hold` decides anew about later ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +313,10 @@ class ConversationStore:
             rated = {one.turn for one in ratings}
             place = next(n for n, one in enumerate(conversation.turns) if one.id == turn.id)
             if any(one.id in rated for one in conversation.turns[place:]):
+                if (
+                    not turn.steps and found and any(one.id == turn.id and one.steps for one in found.turns)
+                ):  # nothing is left of it
+                    self._withdraw({thread}, stay={one.id for one in rated_trajectories(conversation, ratings)})
                 self._derive(conversation, ratings)
             return conversation
 
@@ -409,7 +415,8 @@ class ConversationStore:
                 found = f"there is none{earlier}" if gone is None else f"the one there is of source {gone.source!r}"
                 raise UserError(f"asked to retract the rating of conversation {thread!r} of source {source!r}, and {found}")
             rest = without_source(gone, source)
-            left = tuple(rest if one is gone else one for one in given if one is not gone or rest is not None)
+            changed = [rest if one is gone else one for one in given]
+            left = tuple(one for one in changed if one is not None)
             self.feedback.put([Ratings(thread, left)])
             new = rated_trajectories(conversation, left)
             known = self.trajectories.get_many([one.id for one in new])
@@ -444,8 +451,9 @@ class ConversationStore:
             self.trials.put(trials)
 
     def _is_held(self, conversation: Conversation, known: Quarantine | None) -> bool:
-        """True if a rated conversation is quarantined, which `hold` decides where nothing is known."""
-        if known is None and self._hold is not None and (reason := self._hold(conversation)):
+        """True if a rated conversation is quarantined, which `hold` decides where nothing is known of it, or of its later turns."""
+        is_new = known is None or (known.released and known.turns < len(conversation.turns))
+        if is_new and self._hold is not None and (reason := self._hold(conversation)):
             self.quarantines.put([known := Quarantine(conversation.id, reason)])
         return known is not None and not known.released
 
@@ -485,8 +493,9 @@ class ConversationStore:
             if known is None or known.released:
                 held = ", ".join(sorted(one.id for one in self.open_quarantines())) or "none is"
                 raise UserError(f"asked to release conversation {thread!r}, which is not quarantined; those that are: {held}")
-            self.quarantines.put([replace(known, released=True)])
-            if (conversation := self.turns.get(thread)) is not None:
+            conversation = self.turns.get(thread)
+            self.quarantines.put([replace(known, released=True, turns=len(conversation.turns) if conversation else 0)])
+            if conversation is not None:
                 self._derive(conversation, self.ratings(thread))
 
     def add_reflection(self, reflection: Reflection, trajectory: str) -> bool:

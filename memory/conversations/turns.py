@@ -193,7 +193,7 @@ def rated_trajectories(conversation: Conversation, ratings: Sequence[Rating]) ->
     shared = {rating.turn: rating for rating in ratings if not rating.is_single}
     found, branches = list[Trajectory](), list[tuple[int, Turn]]()
     beside, place = _branches(conversation), {one.id: n for n, one in enumerate(conversation.turns)}
-    since = {id: _turns_since(conversation, id, shared) for id in shared}
+    since = _turns_of_each(conversation, shared)
     of_all = {one.id: shared[id] for id, turns in since.items() for one in turns}
 
     def own(turn: str, of_all: Rating | None) -> Rating:
@@ -221,14 +221,18 @@ def rated_trajectories(conversation: Conversation, ratings: Sequence[Rating]) ->
 def turns_rated(conversation: Conversation, ratings: Sequence[Rating], rating: Rating) -> list[Turn]:
     """The turns that a rating is about, oldest first: those since the rating before it that have none of their own, or its turn alone."""
     single, shared = ({one.turn for one in ratings if one.is_single == kind} for kind in (True, False))
-    since = _turns_since(conversation, rating.turn, shared)
-    return since[-1:] if rating.is_single else [one for one in since if one.id not in single]
+    since = _turns_of_each(conversation, shared).get(rating.turn, [])
+    alone = [one for one in conversation.turns if one.id == rating.turn]
+    return alone if rating.is_single else [one for one in since if one.id not in single]
 
 
-def _turns_since(conversation: Conversation, turn: str, shared: Collection[str]) -> list[Turn]:
-    """The turns until one, since the one before it that feedback on the thread has rated."""
-    way = turns_until(conversation, turn)
-    return way[next((n + 1 for n in range(len(way) - 2, -1, -1) if way[n].id in shared), 0) :]
+def _turns_of_each(conversation: Conversation, shared: Collection[str]) -> dict[str, list[Turn]]:
+    """Id of each turn by which feedback on the thread was given -> the turns that it is about: those until it that none before is about."""
+    found, rated = dict[str, list[Turn]](), set[str]()
+    for id in (one.id for one in conversation.turns if one.id in shared):
+        found[id] = [one for one in turns_until(conversation, id) if one.id not in rated]
+        rated |= {one.id for one in found[id]}
+    return found
 
 
 def _others_wait(conversation: Conversation, ratings: Sequence[Rating], turn: str) -> bool:
@@ -264,7 +268,7 @@ def with_waiting(conversation: Conversation, given: Sequence[Rating], rating: Ra
 
 
 def without_source(rating: Rating, source: str) -> Rating | None:
-    """What is left of a rating where one of its sources takes back what it has said; None: nothing."""
+    """The rating after one of its sources has taken back what it had said; None: nothing is left of it."""
     earlier, words = dict(rating.earlier), {**rating.others, rating.source: rating.text}
     earlier.pop(source, None)
     words.pop(source, None)

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 import pytest
 from langchain.agents import create_agent
+from langchain.agents.middleware import HumanInTheLoopMiddleware
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
@@ -109,7 +110,7 @@ def test_what_a_thread_has_left_is_no_part_of_what_is_rated_later() -> None:
     assert learner.explain("t").endswith("user gave it reward 1 (of turns 1, 3)")
     agent.invoke({"messages": "late 3"}, left)
     learner.feedback("t", reward=0.0)
-    assert rated(learner) == {"t/2": ([REFUND, EXCHANGE], 1.0), "t/3": ([REFUND, REPLACE, REFUND], 0.0)}
+    assert rated(learner) == {"t/2": ([REFUND, EXCHANGE], 1.0), "t/3": ([REPLACE, REFUND], 0.0)}, "each turn is rated once"
     assert "turn 3, which the thread has left by going back in time:" in learner.explain("t")
 
 
@@ -167,3 +168,55 @@ def test_two_learners_of_one_agent_compare_states_each_in_its_own_way(first: str
 def rated_records(learner: Any) -> list[Any]:
     """The rated stretches."""
     return list(learner._conversations({}).trajectories.all())
+
+
+def test_a_call_that_waits_when_the_user_goes_on_was_never_made() -> None:
+    learner = SynapseMiddleware(InMemoryStore())
+    agent = create_agent(
+        Changing(), [resolve], middleware=[HumanInTheLoopMiddleware({"resolve": True}), learner], checkpointer=InMemorySaver()
+    )
+    agent.invoke({"messages": "late"}, THREAD)
+    learner.feedback("t", reward=1.0)
+    assert rated(learner) == {"t/0": ([REFUND], 1.0)}
+    agent.invoke({"messages": "never mind"}, THREAD)
+    assert rated(learner) == {}, "nothing was done"
+    assert [step.action for step in learner.conversation("t").turns[0].steps] == []
+
+
+def test_what_was_released_says_nothing_of_later_turns() -> None:
+    learner = SynapseMiddleware(InMemoryStore(), hold=True)
+    agent = make(learner)
+    for n in range(2):
+        agent.invoke({"messages": f"late {n}"}, THREAD)
+        learner.feedback("t", reward=1.0)
+        assert len(rated(learner)) == n, "the last one waits"
+        assert list(learner.quarantine_reasons()) == ["t"]
+        learner.release("t")
+        assert (len(rated(learner)), learner.quarantine_reasons()) == (n + 1, {})
+
+
+def test_each_turn_is_rated_once_also_where_the_last_one_is_made_anew() -> None:
+    learner = SynapseMiddleware(InMemoryStore())
+    agent = make(learner)
+    for n in range(2):
+        agent.invoke({"messages": f"late {n}"}, THREAD)
+    learner.feedback("t", reward=1.0)
+    regenerate(agent, requests=2)
+    learner.feedback("t", reward=0.0)
+    assert rated(learner) == {"t/1": ([REFUND, REPLACE], 1.0), "t/2": ([EXCHANGE], 0.0)}
+
+
+def test_the_reward_of_another_source_holds_again_where_one_is_taken_back() -> None:
+    learner = SynapseMiddleware(InMemoryStore())
+    agent = make(learner)
+    agent.invoke({"messages": "late"}, THREAD)
+    learner.feedback("t", reward=1.0, text="nice")
+    learner.feedback("t", reward=0.0, text="bad tone", source="qa")
+    assert "qa gave it reward 0: qa: bad tone; user: nice" in learner.explain("t")
+    learner.retract("t", source="qa")
+    assert "user gave it reward 1: nice" in learner.explain("t")
+    learner.feedback("t", reward=0.0, source="qa")
+    learner.retract("t")
+    assert learner.explain("t").endswith("qa gave it reward 0")
+    learner.retract("t", source="qa")
+    assert (rated(learner), "no conversation has feedback" in str(learner.status())) == ({}, True)
