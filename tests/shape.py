@@ -13,11 +13,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 84_159, "tests": 69_779}
+LINES: Mapping[str, int] = {"source": 84_209, "tests": 69_832}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
-    "graphs/agents": 7_359,
+    "graphs/agents": 7_400,
     "graphs/baselines": 1_686,
     "graphs/cli": 2_912,
     "graphs/experiments": 7_690,
@@ -28,7 +28,7 @@ ROOMS: Mapping[str, int] = {
     "memory": 1_497,
     "memory/attempts": 665,
     "memory/claas": 2_825,
-    "memory/conversations": 2_128,
+    "memory/conversations": 2_143,
     "memory/lessons": 1_342,
     "memory/returns": 1_061,
     "memory/search": 1_513,

@@ -471,7 +471,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         keep = partial(
             self._memory(place.scope).conversations.record, place.thread, task=task, domain=DOMAIN, user=place.user, read=read
         )
-        if isinstance(left := messages[where[0] - 1], AIMessage) and left.tool_calls:
+        if where[0] > 0 and isinstance(left := messages[where[0] - 1], AIMessage) and left.tool_calls:
             self._record_left(messages, place, str(left.id), len(done), keep)
         keep(turn, goes_on=goes_on)
 

@@ -159,7 +159,9 @@ class ReasoningBankMiddleware(CriticMiddleware[WeighedLessons]):
         if self.user.names:  # of as many as there is room for
             fitting = lessons_text(content, found["lessons"], most, estimate_tokens).count("\n") - 1
             shared = self.share_out(place, found["lessons"], lambda id: content.lesson(id).sources[0], fitting)
-            found["lessons"] = shared
+            units = [id if by == "items" else content.lesson(id).sources[0] for id in shared]
+            kept = [*dict.fromkeys(units)][: self.settings.k]
+            found["lessons"] = shared = [id for id, unit in zip(shared, units, strict=True) if unit in kept]
             found["used"] = list(dict.fromkeys(id for one in shared for id in content.lesson(one).sources))
 
         def text(ids: Sequence[str]) -> str:

@@ -32,7 +32,7 @@ from ...memory.conversations.origins import WITHHELD
 from ...memory.conversations.recorded import ConversationSource
 from ...memory.conversations.screen import Screen
 from ...memory.conversations.store import ConversationStore, RatingOptions, clean_text
-from ...memory.conversations.turns import Conversation, Rating, finite_reward, turns_rated, turns_until
+from ...memory.conversations.turns import Conversation, Rating, finite_reward, others_wait, turns_rated, turns_until
 from ...memory.display import short
 from ...memory.errors import Unavailable, UserError, did_you_mean, plural
 from ...memory.records import Trajectory
@@ -883,10 +883,18 @@ def rate_agents(
     waiting = [row for row in rows if row[2].turns[-1].id not in {rating.turn for rating in row[3] if rating.whole}]
     again = [row for row in rows if last and any(rating.whole == last for rating in row[3])]
     if reward is not None:
-        own = [any(one.turn == row[2].turns[-1].id and one.at and one.reward is not None for one in row[3]) for row in waiting]
+        own = [_has_own_rating(talk, ratings) for *_, talk, ratings in waiting]
         waiting = [row for row, has_own in zip(waiting, own, strict=True) if not has_own] or ([] if again else waiting)
     at = datetime.now(UTC).isoformat()
     return {
         one.agent.name: one._take_rating(labels, talk.id, reward, text, source, at, of_whole=True)
         for one, labels, talk, _ in waiting or again
     }
+
+
+def _has_own_rating(talk: Conversation, ratings: Sequence[Rating]) -> bool:
+    """True if an app has given the last turn a reward by itself, and no turn before it waits for one."""
+    last = talk.turns[-1].id
+    return any(one.turn == last and one.at and one.reward is not None for one in ratings) and not others_wait(
+        talk, ratings, last
+    )

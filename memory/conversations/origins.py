@@ -46,7 +46,7 @@ _MANY = r"(?:all|any\w*|each|every\w*|my|our|me|us|them|who\w*|what\w*|that|thos
 _MARK = r"(?:please|kindly|always|never|you\s(?:must|should|have\sto|need\sto)|(?:if|when|whenever|once)\s[^.\n]{3,60},)[\s,]+"
 _LINK = r"(?:\S+@\S|www\.|https?:)"
 _ORDER = re.compile(
-    rf"""\b(?:assistant|ai|model|bot|llm) \s (?:must|should|shall|(?:has|have|needs?|is) \s to) \b | (?: ^ | [.!?:;>*-]\s+ | \n\s* ) (?: {_MARK} | (?:first|then|now|also|just|simply|instead)[\s,]+ )*
+    rf"""\b(?:assistants?|agents?|ai|model|bot|llm) \s (?:must|should|shall|(?:has|have|needs?|is) \s to) \b | (?: ^ | [.!?:;>*-]\s+ | \n\s* ) (?: {_MARK} | (?:first|then|now|also|just|simply|instead)[\s,]+ )*
     (?: {_MARK} (?:{_VERBS}) \s+ (?!{_DONE}) \w                        # please refund mallory
       | (?:{_VERBS}) \s+ (?: {_MANY} | (?:an?|the|this|these|your|him|her|it|no|nothing|some\w*|users?|customers|people|\w+['’]s)\b
           | ["'$] | {_LINK} | (?!{_DONE}) [^.:\n]{{1,40}} \s {_LINK}

@@ -235,7 +235,7 @@ def _turns_of_each(conversation: Conversation, shared: Collection[str]) -> dict[
     return found
 
 
-def _others_wait(conversation: Conversation, ratings: Sequence[Rating], turn: str) -> bool:
+def others_wait(conversation: Conversation, ratings: Sequence[Rating], turn: str) -> bool:
     """True if a turn before this one has no rating, since the thread was rated last."""
     waits, given = False, {one.turn: one.is_single for one in ratings}
     for one in turns_until(conversation, turn)[:-1]:
@@ -256,14 +256,14 @@ def rating_to_change(
     elif of_message:
         found = alone or with_others
     else:  # a reward of the thread is about the turns that nobody has rated by themselves, where there are any
-        is_for_others = has_reward and alone is not None and alone.at and _others_wait(conversation, given, turn)
+        is_for_others = has_reward and alone is not None and alone.at and others_wait(conversation, given, turn)
         found = with_others or (None if is_for_others else alone)
     return found or Rating(turn, None, is_single=is_single)
 
 
 def with_waiting(conversation: Conversation, given: Sequence[Rating], rating: Rating) -> Rating:
     """A rating of a turn alone, by a review, say, that the app gives anew, of the thread: it is about the unrated turns before it, too."""
-    is_alone = rating.turn in _branches(conversation) or not _others_wait(conversation, given, rating.turn)
+    is_alone = rating.turn in _branches(conversation) or not others_wait(conversation, given, rating.turn)
     return replace(rating, is_single=rating.is_single and is_alone)
 
 
