@@ -34,11 +34,14 @@ def check_names(graph: Any, given: Any) -> None:
     """Refuse names in an input that LangGraph would leave out: those close to a channel that is not given, and where no name is one.
 
     Raises:
-        InputError: says which name is meant.
+        InputError: says which name is meant, or that a text or a number names no channel.
     """
+    channels = graph.builder.schemas[graph.builder.input_schema].keys()
+    if isinstance(given, str | bytes | Number) and "__root__" not in channels:
+        form = f"a dict of channels, such as {{{next(iter(channels), 'name')!r}: ...}}"
+        raise InputError(f"{_named(graph)}the input is {form}, got {given!r:.60} ({type_of(given)})")
     if not isinstance(given, Mapping):
         return
-    channels = graph.builder.schemas[graph.builder.input_schema].keys()
     others = [name for name in given if name not in graph.builder.channels]
     are_all = len(others) == len(given) and not _needed(graph.builder)
     for name in others:

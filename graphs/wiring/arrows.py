@@ -234,6 +234,8 @@ def _kinds(wiring: Wiring) -> list[Finding]:
             said = f"is {type_of(node)}, and a node is a compiled graph: call its compile() first"
         elif not callable(node) and not isinstance(node, Runnable | StateNodeSpec):
             said = f"is {node!r:.40}, and a node is a function of the state, an object that is called, or a Runnable"
+        elif not isinstance(node, Runnable | StateNodeSpec) and returns_literal(node):
+            said = f"is a router, which returns a label, and a node returns channels: give it in routers={{'{name}': ...}}"
         else:
             said = next((f"is made wrongly: {wrong}" for wrong in wrong_parts(node)), "")
             said = said or ("" if isinstance(node, Runnable | StateNodeSpec) else wrong_arguments(node))

@@ -197,6 +197,9 @@ async def test_the_buttons_and_the_header_are_those_of_the_walk_that_is_shown(
             await opened.run(f"{walks}[1].click()")
             await until(opened, f"{shown} === '{ended}' && document.querySelector('.run .end.lit') !== null")
             await press(opened, "d")
+            await until(opened, f"{ALERT}.includes('Drop forgets what-if 1')")  # which has steps of its own
+            assert await opened.run(f"{walks}.length") == 2
+            await opened.run("document.querySelector('[role=alert] button.main').click()")
             await until(opened, f"{walks}.length === 1 && {shown} === '{paused}'")
             await opened.run(HOLD.replace("NAME", "moments"))  # a question about a what-if that is dropped meanwhile
             await press(opened, "f")

@@ -215,6 +215,17 @@ def test_a_node_with_a_router_that_returns_a_command_is_refused_since_both_would
         wire(builder(), flow, {**nodes, "guess": both_typed}, {"guess": first})
 
 
+def test_a_text_as_input_a_router_as_a_node_and_a_builder_that_is_wired_already_are_told() -> None:
+    flow, wired = "flowchart LR\n START --> guess --> END", builder()
+    graph = wire(wired, flow, {"guess": guess}).compile()
+    with pytest.raises(InputError, match=r"the input is a dict of channels, such as \{'question': ...\}, got 'hi' \(a str\)"):
+        graph.invoke(cast(Any, "hi"))
+    with pytest.raises(FlowError, match="the builder has a node 'guess' already: give wire a new StateGraph"):
+        wire(wired, flow, {"guess": guess})
+    with pytest.raises(FlowError, match="'guess' is a router, which returns a label, and a node returns channels"):
+        wire(builder(), flow, {"guess": first})
+
+
 def test_what_a_stray_command_is_told_to_draw_and_say_lets_it_lead_there() -> None:
     flow = "flowchart LR\n START --> guess --> a --> END\n START --> b --> END"
     nodes: dict[str, Any] = {"a": lambda state: None, "b": lambda state: {"answer": "x"}}

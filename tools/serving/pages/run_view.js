@@ -168,7 +168,9 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
     if (now.busy) return false;
     setHeld(null);
     if (name === "begin" && now.overview.form && more.input === undefined) { setAsking({ form: { ...now.overview.form, value: last.current ?? now.overview.form.value } }); return false; }
-    if ((name === "begin" || (name === "say" && !now.branch)) && unsaved?.current && !asSaved) { setHeld(() => () => act(name, more, true)); return false; }
+    if ((name === "begin" || (name === "say" && !now.branch)) && unsaved?.current && !asSaved) { setHeld({ go: () => act(name, more, true) }); return false; }
+    const one = now.overview?.branches.find(({ id }) => id === now.branch);
+    if (name === "drop" && !asSaved && one.count > one.fork_at + 1) { setHeld({ what: one.name, go: () => act(name, more, true) }); return false; }
     setBusy(true);
     setProblem(null);
     try {
@@ -257,8 +259,10 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
     ${help && html`<${Help} inside=${true} close=${() => { setHelp(false); root.current?.focus({ preventScroll: true }); }}/>`}
     ${problem && html`<div role="alert" class="note bad"><p>${problem.text}</p>${problem.trace && html`<details><summary>where</summary><pre>${problem.trace}</pre></details>`}
       <button type="button" class="plain" onClick=${() => setProblem(null)}>close</button></div>`}
-    ${held && html`<div role="alert" class="note warn"><p>The drawing has changes that are not saved. A run walks what is saved.</p>
-      <button type="button" class="main" onClick=${() => unsaved.save().then((failed) => (failed ? report(new Error(failed)) : held()))}>Save and run it</button><button type="button" onClick=${held}>Run without the changes</button>
+    ${held?.what && html`<div role="alert" class="note warn"><p>Drop forgets ${held.what}, with its moments and what it has written; nothing brings them back.</p>
+      <button type="button" class="main" onClick=${held.go}>Drop it</button><button type="button" class="plain" onClick=${() => setHeld(null)}>Cancel</button></div>`}
+    ${held && !held.what && html`<div role="alert" class="note warn"><p>The drawing has changes that are not saved. A run walks what is saved.</p>
+      <button type="button" class="main" onClick=${() => unsaved.save().then((failed) => (failed ? report(new Error(failed)) : held.go()))}>Save and run it</button><button type="button" onClick=${held.go}>Run without the changes</button>
       <button type="button" class="plain" onClick=${() => setHeld(null)}>Cancel</button></div>`}
     ${live && html`<${Toolbar} names=${can} breaks=${overview.breaks} act=${act} stop=${() => { setStopping(true); tell({ do: "stop" }); }} stopping=${stopping} mark=${(more) => tell({ do: "break", ...more })} busy=${busy} nodes=${nodes}
       change=${overview.settings && (() => setAsking({ form: overview.settings }))}/>`}
