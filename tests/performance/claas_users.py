@@ -51,6 +51,7 @@ KINDS = {
     "one thumb in five wrong": UserKind(100, thumbs="erring"),
     "one user in five noisy": UserKind(60, thumbs="one user"),
     "a fact corrected": UserKind(40, "", right=0.97),
+    "the value alone": UserKind(40, "", kept=None),
     "random thumbs": UserKind(100, "", "random", None, 0.97),
     "nine thumbs in ten up": UserKind(100, "", "up", None, 0.97),
     "words against thumbs": UserKind(100, thumbs="against", kept=None, right=0.97),
@@ -64,6 +65,7 @@ class SimulatedUser:
         self.kind, self.draw, self.number = KINDS[name], draw, 0
         self.words = (*draw.sample(CODES, 3), draw.choice(FORMS_OF_ADDRESS))
         self.changes, self.is_talked_down = name == "changes his mind", self.kind.thumbs == "alone"
+        self.wants_value = name == "the value alone"
         self.fact = Fact(draw.choice(THINGS), draw.choice(EVERY_VALUE)) if name == "a fact corrected" else None
 
     @property
@@ -95,6 +97,8 @@ class SimulatedUser:
         if self.fact:
             wanted = self.fact if asked.thing == self.fact.thing else asked
             return (words == wanted.text.split(), None)[:: 1 if wanted is self.fact else -1]  # type: ignore[return-value]
+        if self.wants_value:
+            return words == [asked.value], words[-1:] == [asked.value]
         for rule in self.rules:
             if rule.word in words:
                 words.remove(rule.word)
@@ -110,6 +114,8 @@ class SimulatedUser:
         if self.fact:
             wanted = self.fact if asked.thing == self.fact.thing else asked
             return {"reward": -1, "correction": wanted.text} if False in kept_right else {"reward": 1}
+        if self.wants_value:
+            return {"reward": 1} if kept_right[0] else {"correction": asked.value}
         wrong = [rule.advice for rule in self.rules if not is_kept(rule, reply)]
         wrong += [] if kept_right[1] else [f"broke answer : say what {asked.thing} is ."]
         reward = -1 if wrong else 1

@@ -249,15 +249,15 @@ def test_a_plain_arrow_to_the_end_beside_another_does_nothing_and_is_told_so() -
         wire(builder(), "flowchart LR\n START --> a -->|b| b --> END", nodes, {"a": cast(Any, "route")})
 
 
-@pytest.mark.parametrize("wrong", [{"number": 3}, {"answer": "x", "number": 3}])
-def test_what_a_node_without_types_writes_beside_the_channels_is_told_and_what_is_for_the_graph_around_is_not(
-    wrong: Any,
-) -> None:
+def test_what_a_node_without_types_writes_to_no_channel_at_all_is_told_and_what_is_for_the_graph_around_is_not() -> None:
     said = "'guess' writes `number`, which is no channel of the state; there are answer, .*question"
     with pytest.raises(FlowError, match=said):
-        run(lambda state: wrong)
+        run(lambda state: {"number": 3})
+    assert run(lambda state: {"answer": "x", "number": 3}) == {"answer": "x"}, "as a graph inside returns it"
     up = wire(
-        builder(), "flowchart LR\n START --> up --> END", {"up": lambda state: Command(graph=Command.PARENT, update=wrong)}
+        builder(),
+        "flowchart LR\n START --> up --> END",
+        {"up": lambda state: Command(graph=Command.PARENT, update={"number": 3})},
     )
     around = StateGraph(Around).add_node("inner", up.compile()).add_edge(START, "inner").compile()
     assert around.invoke({"question": "?"})["number"] == 3
