@@ -60,6 +60,8 @@ class RewardScale:
             UserError: it is no number, or lies outside the range.
         """
         low, high = (-1.0, 1.0) if self.range is None else self.range
+        if isinstance(value, bool) and self.range is not None:
+            raise UserError(f"a reward is a number from {low:g} to {high:g}, got {value}: say which number a thumb is")
         number = finite_reward(value)
         if not low <= number <= high:
             remedy = "; where rewards have another scale, say reward_range=(least, greatest)" if self.range is None else ""

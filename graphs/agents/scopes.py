@@ -340,7 +340,9 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         return self._memory(labels).conversations.retract(thread, **asked)
 
     def check_source(self, source: str) -> None:
-        """Raise `UserError` if feedback of a source is not taken, since it is none of `raters`."""
+        """Raise `UserError` if feedback of a source is not taken, since it has no name, or is none of `raters`."""
+        if not source.strip():
+            raise UserError(f"feedback has a source, such as 'user'; got {source!r}")
         if self._raters is not None and source not in self._raters:
             raise UserError(f"feedback of source {source!r} is not taken: raters are {', '.join(self._raters)}")
 
@@ -866,6 +868,10 @@ def rate_agents(
     """
     known = {name for one in learners for name in (*one.scope.names, *one.user.names)}
     if unknown := [name for name in scope if name not in known]:
+        if unknown[0] in ("message_id", "run_id"):
+            raise UserError(
+                f"rate_agents rates what happened since the feedback before; {unknown[0]} is an argument of each learner's feedback"
+            )
         raise UserError(
             f"rate_agents: no learner has {unknown[0]!r} in its scope{did_you_mean(unknown[0], known, 'they have')}"
         )

@@ -296,6 +296,7 @@ def _stretch(conversation: Conversation, turns: Sequence[tuple[int, Turn]], rati
     """Some numbered turns as a trajectory with a rating; none where nothing was done in them."""
     if not (steps := [step for _, turn in turns for step in turn.steps]):
         return []
+    turns = turns[next(n for n, (_, turn) in enumerate(turns) if turn.steps) :]  # in those before, nothing was done
     task, (first, turn), number = conversation.task, turns[0], turns[-1][0]
     if first > 0 or turn.branch_of:
         task = replace(task, instruction=steps[0].observation_text)

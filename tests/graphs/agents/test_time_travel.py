@@ -181,6 +181,8 @@ def test_a_call_that_waits_when_the_user_goes_on_was_never_made() -> None:
     agent.invoke({"messages": "never mind"}, THREAD)
     assert rated(learner) == {}, "nothing was done"
     assert [step.action for step in learner.conversation("t").turns[0].steps] == []
+    learner.feedback("t", reward=0.5)
+    assert [(one.id, one.task.instruction) for one in rated_records(learner)] == [("t/1", "never mind")], "what is answered"
 
 
 def test_what_was_released_says_nothing_of_later_turns() -> None:

@@ -90,6 +90,10 @@ def test_stars_lie_between_minus_one_and_one() -> None:
         learner.feedback(f"t{n}", reward=stars, tenant="acme")
     ratings = [one["ratings"][0]["reward"] for one in learner.export(tenant="acme")]
     assert ratings == [-1.0, -0.5, 0.0, 0.5, 1.0]
+    with pytest.raises(UserError, match="a reward is a number from 1 to 5, got True: say which number a thumb is"):
+        learner.feedback("t0", reward=True, tenant="acme")
+    with pytest.raises(UserError, match="feedback has a source, such as 'user'; got ''"):
+        learner.feedback("t0", reward=3, source="", tenant="acme")
     assert learner.rank(["t0", "t1"], tenant="acme") == {"t0": 5.0, "t1": 1.0}
 
 
