@@ -85,7 +85,7 @@ def _named(graph: Any) -> str:
 
 def _needed(builder: Any) -> list[str]:
     """The channels that an input cannot do without: unknown where the schema of the input is that of the whole state."""
-    if builder.input_schema is builder.state_schema:
+    if builder.input_schema in (builder.state_schema, getattr(builder.state_schema, "extends", None)):  # of a redrawn graph
         return []
     hints = _hints(builder.input_schema)
     return [

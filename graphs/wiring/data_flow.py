@@ -23,7 +23,7 @@ from ...nodes.act.episode import START_VALUES
 from ...nodes.channels import NodeChannels, node_channels, node_schemas, schema_channels, type_hints
 from ...nodes.state import AttemptState
 from .arrows import Finding, Wiring, closure, unwrap
-from .node_order import find_at_once, find_untimely, starts_empty
+from .node_order import MEMORIES, find_at_once, find_untimely, starts_empty
 
 __all__ = []
 
@@ -38,8 +38,6 @@ FILLED_BY: Mapping[str, tuple[str, ...]] = {
     "Consult": ("AddLessons",),
 }
 """Node that looks something up in a memory -> the nodes that store it there."""
-MEMORIES = "experiences", "buffer", "memory", "table", "library"
-"""Names of the parts of nodes that are memories."""
 PACKAGE = __name__.partition(".")[0] + "."
 
 

@@ -370,6 +370,7 @@ def _bare(builder: Builder, lent: Mapping[str, Any] = MappingProxyType({})) -> B
         own = get_type_hints(builder.state_schema, include_extras=True)
         known = {name: hint for name, hint in known.items() if not is_misspelt(name, lent.values(), own)}
         fresh.state_schema = TypedDict("State", {**known, **own})  # type: ignore[misc]
+        fresh.state_schema.extends = builder.state_schema
         fresh._add_schema(fresh.state_schema)
     return fresh
 

@@ -56,7 +56,9 @@ class ReadingNode(RunnableCallable):
             return returned
         for name in update.keys() - self.channels - self.typed.writes:
             hint = did_you_mean(str(name), self.channels - update.keys())
-            if hint or not self.typed.is_open or self.channels.isdisjoint(update):  # beside a channel LangGraph leaves it out
+            if (
+                hint or not self.typed.is_open or not any(one in self.channels for one in update)
+            ):  # beside a channel LangGraph leaves it out
                 hint = hint or f"; there are {', '.join(sorted(self.channels))}"
                 raise FlowError(f"'{self.name}' writes `{name}`, which is no channel of the state{hint}")
         return returned

@@ -15,6 +15,8 @@ from .mermaid import Edge
 __all__ = []
 
 Builder = StateGraph[Any, Any, Any, Any]
+MEMORIES = "experiences", "buffer", "memory", "table", "library"
+"""Names of the parts of nodes that are memories."""
 
 
 def find_untimely(wiring: Wiring, builder: Builder, known: Mapping[str, NodeChannels], given: Collection[str]) -> list[Finding]:
@@ -188,9 +190,11 @@ def _overwritten(wiring: Wiring, builder: Builder, known: Mapping[str, NodeChann
     found = list[Finding]()
     for name, one in known.items():
         readers = [f"'{other}'" for other in known if other != name and not reads[other].isdisjoint(one.writes)]
-        if readers and one.must_write and one.writes.isdisjoint(live_after(name)):
+        keeps = any(hasattr(nodes[name], part) for part in MEMORIES)  # its work is what it stores
+        if readers and one.must_write and one.writes.isdisjoint(live_after(name)) and not keeps:
             words = " and ".join(f"`{channel}`" for channel in sorted(one.writes))
-            who = f"{' and '.join(readers)} read{'s' * (len(readers) == 1)} it, but earlier"
-            said = f"what '{name}' writes ({words}) is written anew before any node reads it; {who}"
-            found.append(Finding(wiring.lines.get(name, 0), said))
+            again = [f"'{other}'" for other in known if other != name and not sure[other].isdisjoint(one.writes)]
+            lost = f"{' or '.join(again)} writes it anew first" if again else "no node after it reads it"
+            remedy = f"draw it right before {' or '.join(readers)}, or leave one out"
+            found.append(Finding(wiring.lines.get(name, 0), f"what '{name}' writes ({words}) is lost: {lost}; {remedy}"))
     return found

@@ -360,11 +360,7 @@ class Walk:
         if is_real or not self._is_latest(self.inside):
             self._copy_record()
         try:
-            if len(nodes) > 1:  # they ran side by side: each has written, and only together do they lead on as they did
-                updates = [StateUpdate({} if n else dict(channels), node) for n, node in enumerate(nodes)]
-                self.place = self._call("bulk_update_state", self.place, [updates])
-            else:
-                self.place = self._call("update_state", self.place, dict(channels))
+            self._write(dict(channels), nodes)
         except Exception as error:  # a reducer, or a condition of the graph's, may raise anything
             self.graph, self.place, self._now = before.graph, before.place, before._now
             self.branch, self._left = before.branch, before._left
@@ -374,6 +370,18 @@ class Walk:
         self._now = self._call("get_state", self.place)  # inside a subgraph its `config` names the graph around as its owner
         self._answers, self._asks_again = (), False
         return self
+
+    def _write(self, channels: dict[str, Any], nodes: Sequence[str]) -> None:
+        """Write as these nodes had, which led on as they did: those that ran side by side together, and after a Command by another."""
+        place, ahead = self.place, [*dict.fromkeys(self.next)]
+        for update in (channels, Command(update=channels, goto=ahead)):
+            if len(nodes) > 1:
+                updates = [StateUpdate({} if n else update, node) for n, node in enumerate(nodes)]  # type: ignore[arg-type]
+                self.place = self._call("bulk_update_state", place, [updates])
+            else:
+                self.place = self._call("update_state", place, update)
+            if not ahead or self._call("get_state", self.place).next:
+                return
 
     def break_on(self, *stops: Stop) -> Self:
         """Set breakpoints: `until` and `finish` pause there, too. `breakpoints.clear()` takes them away.

@@ -46,7 +46,7 @@ def test_no_method_is_found_fault_with(name: str) -> None:
             "modulate --> choose",
             "choose --> modulate",
             2,
-            "what 'modulate' writes (`candidates` and `prior`) is written anew before",
+            "what 'modulate' writes (`candidates` and `prior`) is lost: ",
         ),
         ("recall --> propose", "propose --> recall", 0, ""),
         ("propose --> augment -->", "augment --> propose -->", 2, "before it writes; these nodes write it: 'propose'"),

@@ -3,9 +3,11 @@
 from operator import add
 from typing import Annotated, Any
 
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import StateGraph
 from typing_extensions import TypedDict
 
+from learngraph import step
 from learngraph.graphs.wiring.flow import rewire, wire
 
 
@@ -59,3 +61,10 @@ def test_further_nodes_bring_the_channels_that_they_write_to_nodes_that_read_the
     again = rewire(counting, drawn, look=look, again=look, total=total)
     assert again.invoke({"n": 1}) == {"n": 3}
     assert "seen" not in counting.builder.channels
+
+
+def test_a_redrawn_graph_takes_the_inputs_that_it_took_before() -> None:
+    plain = StateGraph(Notes).add_node("write", write).set_entry_point("write").compile(checkpointer=InMemorySaver())
+    for log in (read, lambda state: {"note": state["note"] + "!"}, look):
+        drawn = rewire(plain, "flowchart LR\n START --> write --> log --> END", log=log)
+        assert step(drawn, {"n": 1}).finish().state["note"].startswith("saw 1"), "what a node writes is no input"
