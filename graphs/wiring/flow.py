@@ -384,8 +384,7 @@ def _redrawn_wiring(
 ) -> Wiring:
     """The wiring of another drawing on the nodes of `builder`."""
     known = read_wiring(builder)
-    chart = read_flow(flow)
-    edges = list(chart.edges)
+    edges = list((chart := read_flow(flow)).edges)
     labelled = {edge.source for edge in edges if edge.label or edge.dotted}
     dotted = {edge.source for edge in edges if edge.dotted}
     nodes: dict[str, Any] = {name: node for name, node in known.nodes.items() if name in chart.nodes} | dict(replaced)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from typing_extensions import TypedDict
 
-from ...memory.errors import AdapterConflict, UserError, machine_error, public_text
+from ...memory.errors import AdapterConflict, AdapterError, UserError, machine_error, public_text
 from ...memory.records import Check, Correction, Exchange, ExchangeQuery, Measured, Minibatch, Update
 from ..state import (
     AdapterScope,
@@ -342,8 +342,9 @@ def route_step(state: UpdateChannel) -> Literal["a version", "nothing learned"]:
 
 
 def _reason(error: UserError) -> str:
-    """Reason against learning from a minibatch. An error of the machine (a full disk) is raised again: not the data's fault."""
-    if machine_error(error) is not None:
+    """Reason against learning from a minibatch. An error of the machine (a full disk, a damaged version) is raised again: the data is
+    not at fault, and stays."""
+    if machine_error(error) is not None or type(error) is AdapterError:
         raise error
     return public_text(error)
 

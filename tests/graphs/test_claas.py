@@ -24,7 +24,7 @@ from learngraph.graphs.claas import CLaaS
 from learngraph.memory.claas.adapters import Adapters
 from learngraph.memory.claas.replay import Replay
 from learngraph.memory.claas.settings import LoRA, ReplaySettings, TeacherSettings
-from learngraph.memory.errors import UserError
+from learngraph.memory.errors import AdapterError, UserError
 from learngraph.memory.records import ChatRequest, Check, Correction, Exchange, ExchangeQuery, Feedback, Piece, Reply
 from learngraph.memory.storage.checkpoints import open_checkpoints_async
 from learngraph.memory.storage.serializer import serializer
@@ -295,9 +295,10 @@ async def test_errors_of_the_machine_are_errors(replay: Replay, versions: Any) -
     learner, _mine, step = await begun(replay, versions)
     full = UserError("no room")
     full.__cause__ = OSError(28, "No space left on device")
-    learner.fails = [full]
-    with pytest.raises(UserError, match="no room"):
-        await step()
+    for error in (full, AdapterError("no room: a version is damaged")):
+        learner.fails = [error]
+        with pytest.raises(UserError, match="no room"):
+            await step()
     assert (await step())["batch"] == "acme/default/1"
 
 
