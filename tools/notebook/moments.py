@@ -10,9 +10,9 @@ from typing import Any
 
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
-from langgraph.types import StateSnapshot
+from langgraph.types import Command, StateSnapshot
 
-from ...memory.errors import plural
+from ...memory.errors import plural, type_of
 from .pauses import Graph, Invocation, find_subgraph
 from .tables import StepperError, to_line, two_lines
 
@@ -140,3 +140,11 @@ def lines_of(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None, nam
         return two_lines(one[name], other[name])
     first, second = (to_line(values[name]) if values and name in values else "–" for values in (one, other))
     return first, second
+
+
+def check_kind(graph: Graph, input: Any, said: str) -> None:
+    """Refuse an input that names no channels, such as a text."""
+    first = next(iter(graph.builder.schemas[graph.builder.input_schema]))
+    if first != "__root__" and not isinstance(input, Mapping | Command) and not hasattr(type(input), "__annotations__"):
+        got = "" if input is None else f", got {to_line(input, 60)} ({type_of(input)})"
+        raise StepperError(f"{said}, such as {{{first!r}: ...}}{got}")

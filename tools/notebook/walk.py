@@ -44,6 +44,7 @@ from ...memory.storage.serializer import allow_records
 from .moments import (
     call_graph,
     check_answer,
+    check_kind,
     checkpoint_id,
     descend,
     differences,
@@ -336,7 +337,7 @@ class Walk:
         """
         if self.next:
             raise StepperError(f"{self}: this run has not ended; finish() ends it")
-        _check_kind(self.graph, input, "go_on takes an input")
+        check_kind(self.graph, input, "go_on takes an input")
         check_input_names(self.graph, input)
         self._be_latest(())
         self._call("invoke", input, merge(self.config, thread_of(self.place)), interrupt_before="*")
@@ -650,20 +651,12 @@ def start(graph: Graph, input: Any = None, thread: str | None = None, config: Ru
     if graph.checkpointer:
         in_loop = is_asynchronous(graph)
         if thread is None:
-            _check_kind(graph, input, "step takes the input second")
+            check_kind(graph, input, "step takes the input second")
             check_input(graph, input)
             threads = (RunnableConfig(configurable={"thread_id": f"walk-{number}"}) for number in count(1))
             place = next(one for one in threads if call_graph(graph, in_loop, "get_state", one).created_at is None)
         call_graph(graph, in_loop, "invoke", input, merge(given, place), interrupt_before="*")
     return Walk(graph, place, config=given)
-
-
-def _check_kind(graph: Graph, input: Any, said: str) -> None:
-    """Refuse an input that names no channels, such as a text."""
-    first = next(iter(graph.builder.schemas[graph.builder.input_schema]))
-    if first != "__root__" and not isinstance(input, Mapping | Command) and not hasattr(type(input), "__annotations__"):
-        got = "" if input is None else f", got {to_line(input, 60)} ({type_of(input)})"
-        raise StepperError(f"{said}, such as {{{first!r}: ...}}{got}")
 
 
 def compare(one: Walk, other: Walk, before: str = "", show: Sequence[str] = ()) -> Table:
