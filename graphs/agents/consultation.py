@@ -221,6 +221,6 @@ def sent_beside(turn: Sequence[Any]) -> str:
 
 
 def turn_id(messages: Sequence[Any]) -> str:
-    """Id of the user's message that is being answered; its number where it has none, as in Deep Agents."""
+    """Id of the user's message that is being answered, or its number where it has none, as in Deep Agents; without one that of the first."""
     humans = [one for one in messages if isinstance(one, HumanMessage)]
-    return str(humans[-1].id or f"turn {len(humans)}") if humans else "turn"
+    return str(humans[-1].id or f"turn {len(humans)}") if humans else str((messages and messages[0].id) or "turn")

@@ -36,6 +36,7 @@ from ..storage.open_store import all_items
 from ..storage.record_store import BadRecord, RecordStore, exchange, to_json
 from .trials import MemoryTrial, conversation_trials
 from .turns import (
+    CONTINUED,
     Conversation,
     Rating,
     Turn,
@@ -43,11 +44,13 @@ from .turns import (
     find_predecessor,
     find_turn,
     finite_reward,
+    has_gone_on,
     is_asked,
     join,
     rated_trajectories,
     rating_to_change,
     set_aside,
+    with_later_part,
     with_turn,
     with_waiting,
     without_source,
@@ -296,6 +299,8 @@ class ConversationStore:
             is_open = thread in self._open and current_branch() is None
             known = self._open.pop(thread) if is_open else self.turns.get(thread)
             ratings: tuple[Rating, ...] = ()
+            if known is not None and has_gone_on(known, turn):
+                turn = with_later_part(known, self.ratings(thread), turn)
             if known is not None and any(one.id == turn.id and not {*one.replies} <= {*turn.replies} for one in known.turns):
                 known = self._set_aside(thread, turn) or known
             for _ in range(MOST_MERGES):
@@ -376,6 +381,8 @@ class ConversationStore:
             recorded, kept = exchange([(self.turns, thread), (self.feedback, thread)])
             conversation, given = recorded or self.conversation(thread), kept.ratings if kept else ()
             reward = None if reward is None else finite_reward(reward)
+            while turn and any(one.id == turn + CONTINUED for one in conversation.turns):
+                turn += CONTINUED
             rated = find_turn(conversation, turn=turn, run_id=run_id, message_id=message_id).id
             about: Any = {"of_turn": bool(turn), "of_message": message_id is not None, "has_reward": reward is not None}
             known = rating_to_change(conversation, given, rated, **about)

@@ -21,6 +21,8 @@ MOST_NOTE_CHARS = 4_000
 """Characters of what was said of a conversation that methods read; all of it is kept with the feedback."""
 MOST_REWARD = 1e100
 """Greatest size of a reward: memories compute with its square."""
+CONTINUED = "+"
+"""The end of the id of a turn that went on, by an event, after it had ended and was rated."""
 IMPORTED = "import"
 """The beginning of the source of a rating that was given elsewhere."""
 
@@ -140,6 +142,28 @@ def with_beginning(turn: Turn, before: Turn, again: int) -> Turn:
     return replace(turn, steps=steps, replies=(*replies, *turn.replies))
 
 
+def has_gone_on(known: Conversation, turn: Turn) -> bool:
+    """True if a recorded turn had ended, and has further replies now: a run may begin without a user's message, by an event."""
+    return any(one.id == turn.id and _has_ended(one) and {*one.replies} < {*turn.replies} for one in known.turns)
+
+
+def with_later_part(known: Conversation, ratings: Sequence[Rating], turn: Turn) -> Turn:
+    """A turn that has gone on: where it was rated before that, its later part as a turn of its own."""
+    while has_gone_on(known, turn) and any(one.turn == turn.id for one in ratings):
+        before = next(one for one in known.turns if one.id == turn.id)
+        mine = sum(entry.get("method") == turn.method for entry in before.advice)
+        replies = tuple(one for one in turn.replies if one not in before.replies)
+        turn = replace(
+            turn, id=turn.id + CONTINUED, steps=turn.steps[len(before.steps) :], advice=turn.advice[mine:], replies=replies
+        )
+    return turn
+
+
+def _has_ended(turn: Turn) -> bool:
+    """True if its last step is a reply in words."""
+    return bool(turn.steps) and turn.steps[-1].action.startswith(REPLY)
+
+
 def set_aside(known: Conversation, ratings: Sequence[Rating], turn: Turn) -> tuple[Conversation, tuple[Rating, ...]] | None:
     """The conversation and its ratings with the recorded turn that another run takes the place of under an id of its own; None: none does.
 
@@ -149,7 +173,7 @@ def set_aside(known: Conversation, ratings: Sequence[Rating], turn: Turn) -> tup
     if before is None or not before.replies or before.replies[-1] in turn.replies or turn.branch_of:
         return None
     is_rated = any(one.turn == turn.id for one in ratings)
-    if not is_rated and not (before.steps and before.steps[-1].action.startswith(REPLY)):
+    if not is_rated and not _has_ended(before):
         return None
     id = f"{before.id}/{before.replies[-1]}"
     turns = [replace(one, id=id) if one is before else one for one in known.turns]

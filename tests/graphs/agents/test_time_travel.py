@@ -5,7 +5,7 @@ from typing import Any, Literal
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware
-from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 from scripted_chat import SayingChat
@@ -222,3 +222,16 @@ def test_the_reward_of_another_source_holds_again_where_one_is_taken_back() -> N
     assert learner.explain("t").endswith("qa gave it reward 0")
     learner.retract("t", source="qa")
     assert (rated(learner), "no conversation has feedback" in str(learner.status())) == ({}, True)
+
+
+def test_a_run_that_an_event_begins_is_rated_by_itself_where_the_turn_before_was_rated() -> None:
+    learner = SynapseMiddleware(InMemoryStore())
+    agent = make(learner)
+    ids = [agent.invoke({"messages": "late"}, THREAD)["messages"][-1].id]
+    learner.feedback("t", reward=1.0, text="right")
+    for _ in range(2):
+        ids.append(agent.invoke({"messages": [SystemMessage("event: it has arrived")]}, THREAD)["messages"][-1].id)
+        learner.feedback("t", reward=0.0, message_id=ids[-1])
+    assert rated(learner) == {"t/0": ([REFUND], 1.0), "t/1": ([REPLACE], 0.0), "t/2": ([EXCHANGE], 0.0)}
+    learner.feedback("t", reward=0.5, message_id=ids[1])
+    assert [one.reward for one in learner._conversations({}).ratings("t")] == [1.0, 0.5, 0.0]
