@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 84_241, "tests": 69_887}
+LINES: Mapping[str, int] = {"source": 84_272, "tests": 69_900}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -28,7 +28,7 @@ ROOMS: Mapping[str, int] = {
     "memory": 1_497,
     "memory/attempts": 665,
     "memory/claas": 2_825,
-    "memory/conversations": 2_143,
+    "memory/conversations": 2_175,
     "memory/lessons": 1_342,
     "memory/returns": 1_061,
     "memory/search": 1_513,

@@ -36,7 +36,6 @@ from ..storage.open_store import all_items
 from ..storage.record_store import BadRecord, RecordStore, exchange, to_json
 from .trials import MemoryTrial, conversation_trials
 from .turns import (
-    CONTINUED,
     Conversation,
     Rating,
     Turn,
@@ -381,8 +380,6 @@ class ConversationStore:
             recorded, kept = exchange([(self.turns, thread), (self.feedback, thread)])
             conversation, given = recorded or self.conversation(thread), kept.ratings if kept else ()
             reward = None if reward is None else finite_reward(reward)
-            while turn and any(one.id == turn + CONTINUED for one in conversation.turns):
-                turn += CONTINUED
             rated = find_turn(conversation, turn=turn, run_id=run_id, message_id=message_id).id
             about: Any = {"of_turn": bool(turn), "of_message": message_id is not None, "has_reward": reward is not None}
             known = rating_to_change(conversation, given, rated, **about)

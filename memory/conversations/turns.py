@@ -369,6 +369,9 @@ def asked_text(**asked: str | None) -> str:
 
 
 def find_turn(conversation: Conversation, **asked: str | None) -> Turn:
+    """The turn with these ids, or the last one if none is given; raises UserError where there is none."""
+    while (turn := asked.get("turn")) and any(one.id == turn + CONTINUED for one in conversation.turns):
+        asked["turn"] = turn + CONTINUED
     for one in reversed(conversation.turns):
         if is_asked(one, **asked):
             return one
