@@ -47,7 +47,7 @@ from ...memory.conversations.messages import (
 )
 from ...memory.conversations.reviews import review_rating
 from ...memory.conversations.store import MOST_OPEN, RatingOptions
-from ...memory.conversations.turns import Turn, with_beginning
+from ...memory.conversations.turns import Turn, newest_read, with_beginning
 from ...memory.errors import UserError, plural
 from ...memory.records import Task
 from ...memory.telemetry import Traced, memory_names, span
@@ -262,13 +262,13 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
 
     def after_agent(self, state: Any, runtime: Any) -> None:
         """Record the turn that has ended, and rate it if there is a source of rewards."""
-        if self._record_end(state, runtime) and self._reward is not None:
-            self._rate(state, runtime, self._reward, {"turn": self._place(state, runtime).turn})
+        if (turn := self._record_end(state, runtime)) and self._reward is not None:
+            self._rate(state, runtime, self._reward, {"turn": turn})
 
     async def aafter_agent(self, state: Any, runtime: Any) -> None:
         """Record the turn that has ended, in an agent that is awaited."""
-        if await asyncio.to_thread(self._record_end, state, runtime) and self._reward is not None:
-            await self._arate(state, runtime, self._reward, {"turn": self._place(state, runtime).turn})
+        if (turn := await asyncio.to_thread(self._record_end, state, runtime)) and self._reward is not None:
+            await self._arate(state, runtime, self._reward, {"turn": turn})
 
     def _open(self, request: ModelRequest[Any]) -> OpenConsultation | Exception | None:
         """Look into memory for a model call, up to the first thing that the method waits for; the error of that, or None where memory
@@ -355,8 +355,8 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         try:
             place = self._place(state, runtime)
             known = self._memory(scope).conversations.turns.get(place.thread)
-            ids, turns = {one.id for one in state["messages"]}, known.turns if known is not None else ()
-            last = next((one for one in reversed(turns) if not ids.isdisjoint(one.replies)), turns[-1] if turns else None)
+            turns = known.turns if known is not None else ()
+            last = newest_read(turns, {str(one.id) for one in state["messages"]}) or (turns[-1] if turns else None)
             if last is None or last.id == place.turn:
                 return None
             return self._next_turn, {"message_id": last.replies[-1]} if last.replies else {"turn": last.id}
@@ -391,10 +391,10 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             about = {**about, "source": describe_source(source)}
             self.add_rating(place.scope, place.thread, reward, found[1] or None, **about)
 
-    def _record_end(self, state: Any, runtime: Any) -> bool:
-        """Record the turn that has ended, with what a person changed of its calls; returns True if it is recorded."""
+    def _record_end(self, state: Any, runtime: Any) -> str:
+        """Record the turn that has ended, with what a person changed of its calls; returns its id, empty if it is not recorded."""
         if self.mode == "off":
-            return False
+            return ""
         try:
             place, messages = self._place(state, runtime), self.agent.own_messages(state["messages"])
             self._record(place, messages, state.get("learning") or [], runtime)
@@ -412,8 +412,8 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             raise
         except Exception as error:  # a store that is down must not take the answer from the user
             self._note_failure(runtime, "a turn was not recorded, and nothing is learned from it", error)
-            return False
-        return True
+            return ""
+        return place.turn
 
     def _add_review(self, runtime: Any, place: Place, found: tuple[float | None, str], reply: str | None) -> None:
         """Rate a recorded turn, of which this is a reply's id, by what a person changed of it: no turn before it, which nobody has judged."""
@@ -487,11 +487,10 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             later: the number of steps after it.
             keep: records a turn.
         """
-        known = self._memory(place.scope).conversations.turns.get(place.thread)
+        known, ids = self._memory(place.scope).conversations.turns.get(place.thread), [str(one.id) for one in messages]
         for one in known.turns if known else ():
-            if one.replies[-1:] == (reply,):
-                start = next(n for n, message in enumerate(messages) if message.id == one.replies[0])
-                done = self.screen.steps(messages, self.state_key, start, self.agent.listed)
+            if one.replies[-1:] == (reply,) and one.replies[0] in ids:  # else a summary has taken its beginning
+                done = self.screen.steps(messages, self.state_key, ids.index(one.replies[0]), self.agent.listed)
                 keep(replace(one, steps=done[: len(done) - later]))
 
     def _note_failure(self, runtime: Any, what: str, error: Exception) -> None:

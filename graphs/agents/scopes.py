@@ -38,7 +38,7 @@ from ...memory.errors import Unavailable, UserError, did_you_mean, plural
 from ...memory.records import Trajectory
 from ...memory.telemetry import memory_names, span
 from ...nodes.arguments import Amount, ArgumentCheck, Range, checks_arguments
-from ...nodes.retrieve.user_share import within_share
+from ...nodes.retrieve.user_share import are_enough, within_share
 from .agent_identity import AgentIdentity, unknown_tools
 from .erasure import erase_scope, find_scopes
 from .intake import Admitted, ImportReport, Intake, days_before, write_lift
@@ -546,18 +546,21 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         lines, conversations = list[str](), self._conversations(scope)
         ratings, kept_out = conversations.ratings(str(thread_id)), conversations.quarantines.get(str(thread_id))
         talk = self.conversation(thread_id, **scope)
-        stands = {turn.id for turn in turns_until(talk)}
-        for number, turn in enumerate(talk.turns):
-            lines.append(f"turn {number + 1}{', which the thread has left by going back in time' * (turn.id not in stands)}:")
+        stands, about = {turn.id for turn in turns_until(talk)}, [*zip(ratings, turns_rated(talk, ratings), strict=True)]
+        numbered = {turn.id: number for number, turn in enumerate(talk.turns, 1)}
+        for turn in talk.turns:
+            number = numbered[turn.id]
+            lines.append(f"turn {number}{', which the thread has left by going back in time' * (turn.id not in stands)}:")
             mine = [entry for entry in turn.advice if entry.get("method", self.method) == self.method]
             accounts = [self.describe(entry) for entry in mine] or [["no advice was recorded"]]
             for (first, *more), (_, *before) in zip(accounts, [[""], *accounts], strict=False):
                 same = ["the same as before"] if more and more == before else more
                 lines += [f"  {first}", *(f"    {line}" for said in same for line in said.splitlines())]
-            for rating in (one for one in ratings if one.turn == turn.id):
-                numbers = [talk.turns.index(one) + 1 for one in turns_rated(talk, ratings, rating)]
-                about = f" (of turns {', '.join(map(str, numbers))})" if numbers != [number + 1] else ""
-                lines.append(f"  {rating_text(rating)}{about}")
+            for rating, rated in about:
+                if rating.turn == turn.id:
+                    numbers = [numbered[one.id] for one in rated]
+                    others = f" (of turns {', '.join(map(str, numbers))})" if numbers != [number] else ""
+                    lines.append(f"  {rating_text(rating)}{others}")
         if kept_out is not None and not kept_out.released:
             lines.append(f"nothing is learned from it: {kept_out.reason}; release({thread_id!r}) lets it in")
         return "\n".join(short(line, MOST_LINE_CHARS) for line in lines)
@@ -683,7 +686,11 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         users = (memory := self._memory(place.scope)).users
         whose = [users.get(id_of(one), "") for one in found]
         all_alike = [users.get(id, "") for id in among] or whose
-        shown = [found[n] for n in within_share(whose, place.user, self.max_user_share, max(most, 2), all_alike)]
+        if are_enough(all_alike, place.user, self.max_user_share):
+            places = within_share(whose, place.user, self.max_user_share, max(most, 2))
+        else:  # his own, and nobody's
+            places = [n for n, user in enumerate(whose) if user in ("", place.user)][: max(most, 2)]
+        shown = [found[n] for n in places]
         memory.alike, memory.guarded = memory.alike + bool(found), memory.guarded + bool(found and not shown)
         return shown
 

@@ -370,7 +370,7 @@ def _bare(builder: Builder, lent: Mapping[str, Any] = MappingProxyType({})) -> B
         own = get_type_hints(builder.state_schema, include_extras=True)
         known = {name: hint for name, hint in known.items() if not is_misspelt(name, lent.values(), own)}
         fresh.state_schema = TypedDict("State", {**known, **own})  # type: ignore[misc]
-        fresh.state_schema.extends = builder.state_schema
+        fresh.state_schema.extends = builder.state_schema  # an input of that schema is one of the whole state still
         fresh._add_schema(fresh.state_schema)
     return fresh
 
@@ -384,14 +384,14 @@ def _redrawn_wiring(
 ) -> Wiring:
     """The wiring of another drawing on the nodes of `builder`."""
     known = read_wiring(builder)
-    edges = list((chart := read_flow(flow)).edges)
-    labelled = {edge.source for edge in edges if edge.label or edge.dotted}
-    dotted = {edge.source for edge in edges if edge.dotted}
+    chart = read_flow(flow)
+    labelled = {edge.source for edge in chart.edges if edge.label or edge.dotted}
+    dotted = {edge.source for edge in chart.edges if edge.dotted}
     nodes: dict[str, Any] = {name: node for name, node in known.nodes.items() if name in chart.nodes} | dict(replaced)
     places = {name: known.destinations[name] for name in known.destinations.keys() & nodes.keys() - replaced.keys()}
     return Wiring(
         nodes,
-        edges,
+        list(chart.edges),
         {source: known.routers[source] for source in known.routers if source in labelled} | _branchings(routers),
         {source: fan_out for source, fan_out in known.fan_outs.items() if source in dotted - routers.keys()} | dict(fan_outs),
         places | _command_targets(replaced, {}),

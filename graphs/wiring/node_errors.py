@@ -56,9 +56,8 @@ class ReadingNode(RunnableCallable):
             return returned
         for name in update.keys() - self.channels - self.typed.writes:
             hint = did_you_mean(str(name), self.channels - update.keys())
-            if (
-                hint or not self.typed.is_open or not any(one in self.channels for one in update)
-            ):  # beside a channel LangGraph leaves it out
+            is_all = not any(one in self.channels for one in update)  # beside a channel LangGraph leaves others out
+            if hint or is_all or not self.typed.is_open:
                 hint = hint or f"; there are {', '.join(sorted(self.channels))}"
                 raise FlowError(f"'{self.name}' writes `{name}`, which is no channel of the state{hint}")
         return returned

@@ -184,9 +184,8 @@ def _overwritten(wiring: Wiring, builder: Builder, known: Mapping[str, NodeChann
         return set[str]().union(*(live[one] for one in after[name]), *(one.reads for one in routers.get(name, ())))
 
     for _ in range(2 * len(known)):  # the longest way through two runs
-        live = {name: {*reads[name]} | (live_after(name) - sure[name]) for name in known} | {
-            "END": live["END"] | live_after("START")
-        }
+        ended = live["END"] | live_after("START")
+        live = {"END": ended, **{name: {*reads[name]} | (live_after(name) - sure[name]) for name in known}}
     found = list[Finding]()
     for name, one in known.items():
         readers = [f"'{other}'" for other in known if other != name and not reads[other].isdisjoint(one.writes)]

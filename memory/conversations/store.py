@@ -45,10 +45,12 @@ from .turns import (
     finite_reward,
     has_gone_on,
     is_asked,
+    is_replaced,
     join,
     rated_trajectories,
     rating_to_change,
     set_aside,
+    turn_of_id,
     with_later_part,
     with_turn,
     with_waiting,
@@ -300,7 +302,7 @@ class ConversationStore:
             ratings: tuple[Rating, ...] = ()
             if known is not None and has_gone_on(known, turn):
                 turn = with_later_part(known, self.ratings(thread), turn)
-            if known is not None and any(one.id == turn.id and not {*one.replies} <= {*turn.replies} for one in known.turns):
+            if known is not None and is_replaced(known, turn):
                 known = self._set_aside(thread, turn) or known
             for _ in range(MOST_MERGES):
                 before = known or Conversation(thread, task, (), domain, user)
@@ -317,9 +319,8 @@ class ConversationStore:
             rated = {one.turn for one in ratings}
             place = next(n for n, one in enumerate(conversation.turns) if one.id == turn.id)
             if any(one.id in rated for one in conversation.turns[place:]):
-                if (
-                    not turn.steps and found and any(one.id == turn.id and one.steps for one in found.turns)
-                ):  # nothing is left of it
+                was = turn_of_id(found, turn.id) if found else None
+                if was and was.steps and not turn.steps:  # nothing is left of it
                     self._withdraw({thread}, stay={one.id for one in rated_trajectories(conversation, ratings)})
                 self._derive(conversation, ratings)
             return conversation

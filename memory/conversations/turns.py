@@ -6,7 +6,7 @@ thread. Feedback on the same turn again takes the place of the former one.
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any
@@ -114,9 +114,14 @@ def finite_reward(value: Any) -> float:
     return number
 
 
+def turn_of_id(conversation: Conversation, id: str) -> Turn | None:
+    """The turn with an id; None: there is none."""
+    return next((one for one in conversation.turns if one.id == id), None)
+
+
 def with_turn(known: Conversation, turn: Turn) -> Conversation:
     """The conversation with a turn, in place of one with its id, of which it keeps what other methods have recorded."""
-    if (before := next((one for one in known.turns if one.id == turn.id), None)) is not None:
+    if (before := turn_of_id(known, turn.id)) is not None:
         methods = {entry.get("method") for entry in turn.advice}
         others = [entry for entry in before.advice if entry.get("method") not in methods]
         method, states = before.method or turn.method, before.states
@@ -144,18 +149,23 @@ def with_beginning(turn: Turn, before: Turn, again: int) -> Turn:
 
 def has_gone_on(known: Conversation, turn: Turn) -> bool:
     """True if a recorded turn had ended, and has further replies now: a run may begin without a user's message, by an event."""
-    return any(one.id == turn.id and _has_ended(one) and {*one.replies} < {*turn.replies} for one in known.turns)
+    before = turn_of_id(known, turn.id)
+    return before is not None and _has_ended(before) and {*before.replies} < {*turn.replies}
+
+
+def is_replaced(known: Conversation, turn: Turn) -> bool:
+    """True if a recorded turn has a reply that its new record lacks: another run has taken its place."""
+    before = turn_of_id(known, turn.id)
+    return before is not None and not {*before.replies} <= {*turn.replies}
 
 
 def with_later_part(known: Conversation, ratings: Sequence[Rating], turn: Turn) -> Turn:
     """A turn that has gone on: where it was rated before that, its later part as a turn of its own."""
-    while has_gone_on(known, turn) and any(one.turn == turn.id for one in ratings):
-        before = next(one for one in known.turns if one.id == turn.id)
+    while (before := turn_of_id(known, turn.id)) and has_gone_on(known, turn) and any(one.turn == turn.id for one in ratings):
         mine = sum(entry.get("method") == turn.method for entry in before.advice)
         replies = tuple(one for one in turn.replies if one not in before.replies)
-        turn = replace(
-            turn, id=turn.id + CONTINUED, steps=turn.steps[len(before.steps) :], advice=turn.advice[mine:], replies=replies
-        )
+        later: Any = {"steps": turn.steps[len(before.steps) :], "advice": turn.advice[mine:], "replies": replies}
+        turn = replace(turn, id=turn.id + CONTINUED, **later)
     return turn
 
 
@@ -165,11 +175,12 @@ def _has_ended(turn: Turn) -> bool:
 
 
 def set_aside(known: Conversation, ratings: Sequence[Rating], turn: Turn) -> tuple[Conversation, tuple[Rating, ...]] | None:
-    """The conversation and its ratings with the recorded turn that another run takes the place of under an id of its own; None: none does.
+    """The conversation and its ratings with a regenerated turn under an id of its own, so that the new one does not take its place; None:
+    none was regenerated.
 
     A turn is regenerated where the new run does not have its reply. What has not ended, and nobody has rated, is not kept.
     """
-    before = next((one for one in known.turns if one.id == turn.id), None)
+    before = turn_of_id(known, turn.id)
     if before is None or not before.replies or before.replies[-1] in turn.replies or turn.branch_of:
         return None
     is_rated = any(one.turn == turn.id for one in ratings)
@@ -186,26 +197,43 @@ def find_predecessor(known: Conversation, turn: Turn, read: frozenset[str]) -> s
 
     The turn that it follows is the newest of which there is a message. Where there is none of any, a summary has taken their place.
     """
-    if again := next((one for one in known.turns if one.id == turn.id), None):
+    if (again := turn_of_id(known, turn.id)) is not None:
         return again.after
     if twin := next((one for one in reversed(known.turns) if one.id.startswith(f"{turn.id}/")), None):
         way = turns_until(known, twin.id)
         return way[-2].id if len(way) > 1 else turn.id
     beside = _branches(known)
     turns = [one for one in known.turns if one.id not in beside]
-    present = [one.id for one in turns if not read.isdisjoint(one.replies or [one.id])]
-    return present[-1] if present and present[-1] != turns[-1].id and not turn.branch_of else ""
+    newest = newest_read(turns, read)
+    return "" if newest is None or newest is turns[-1] or turn.branch_of else newest.id
+
+
+def newest_read(turns: Sequence[Turn], read: Collection[str]) -> Turn | None:
+    """The newest of some turns of which the agent has a message; None: of none.
+
+    Args:
+        turns: oldest first.
+        read: ids of the messages that the agent has.
+    """
+    return next((one for one in reversed(turns) if any(id in read for id in one.replies or (one.id,))), None)
 
 
 def turns_until(conversation: Conversation, turn: str = "") -> list[Turn]:
     """The turns of a thread until one of this id, oldest first, without those that the thread has left by going back in time; empty: all."""
-    place = {one.id: n for n, one in enumerate(conversation.turns)}
-    number, found = place.get(turn, len(place) - 1), list[Turn]()
+    place = _places(conversation)
+    return [*_way_back(conversation, place, place.get(turn, len(place) - 1))][::-1]
+
+
+def _places(conversation: Conversation) -> dict[str, int]:
+    return {one.id: n for n, one in enumerate(conversation.turns)}
+
+
+def _way_back(conversation: Conversation, place: Mapping[str, int], number: int) -> Iterator[Turn]:
+    """The turn of a number, and those that its thread had before it, newest first."""
     while number >= 0:
-        found.append(one := conversation.turns[number])
+        yield (one := conversation.turns[number])
         before = -1 if one.after == one.id else place.get(one.after, number - 1)
         number = min(before, number - 1)
-    return found[::-1]
 
 
 def rated_trajectories(conversation: Conversation, ratings: Sequence[Rating]) -> list[Trajectory]:
@@ -216,7 +244,7 @@ def rated_trajectories(conversation: Conversation, ratings: Sequence[Rating]) ->
     single = {rating.turn: rating for rating in ratings if rating.is_single}
     shared = {rating.turn: rating for rating in ratings if not rating.is_single}
     found, branches = list[Trajectory](), list[tuple[int, Turn]]()
-    beside, place = _branches(conversation), {one.id: n for n, one in enumerate(conversation.turns)}
+    beside, place = _branches(conversation), _places(conversation)
     since = _turns_of_each(conversation, shared)
     of_all = {one.id: shared[id] for id, turns in since.items() for one in turns}
 
@@ -242,20 +270,27 @@ def rated_trajectories(conversation: Conversation, ratings: Sequence[Rating]) ->
     return found
 
 
-def turns_rated(conversation: Conversation, ratings: Sequence[Rating], rating: Rating) -> list[Turn]:
-    """The turns that a rating is about, oldest first: those since the rating before it that have none of their own, or its turn alone."""
+def turns_rated(conversation: Conversation, ratings: Sequence[Rating]) -> list[list[Turn]]:
+    """For each rating the turns that it is about, oldest first: all since the rating before but for turns with a rating of their own; or its
+    turn alone."""
     single, shared = ({one.turn for one in ratings if one.is_single == kind} for kind in (True, False))
-    since = _turns_of_each(conversation, shared).get(rating.turn, [])
-    alone = [one for one in conversation.turns if one.id == rating.turn]
-    return alone if rating.is_single else [one for one in since if one.id not in single]
+    since = _turns_of_each(conversation, shared)
+    alone = {one.id: [one] for one in conversation.turns if one.id in single}
+    of_thread = {id: [one for one in turns if one.id not in single] for id, turns in since.items()}
+    return [(alone if one.is_single else of_thread).get(one.turn, []) for one in ratings]
 
 
 def _turns_of_each(conversation: Conversation, shared: Collection[str]) -> dict[str, list[Turn]]:
     """Id of each turn by which feedback on the thread was given -> the turns that it is about: those until it that none before is about."""
-    found, rated = dict[str, list[Turn]](), set[str]()
+    found, rated, place = dict[str, list[Turn]](), set[str](), _places(conversation)
     for id in (one.id for one in conversation.turns if one.id in shared):
-        found[id] = [one for one in turns_until(conversation, id) if one.id not in rated]
-        rated |= {one.id for one in found[id]}
+        way = list[Turn]()
+        for one in _way_back(conversation, place, place[id]):
+            if one.id in rated:  # so were all before it
+                break
+            way.append(one)
+        found[id] = way[::-1]
+        rated.update(one.id for one in way)
     return found
 
 
@@ -286,7 +321,8 @@ def rating_to_change(
 
 
 def with_waiting(conversation: Conversation, given: Sequence[Rating], rating: Rating) -> Rating:
-    """A rating of a turn alone, by a review, say, that the app gives anew, of the thread: it is about the unrated turns before it, too."""
+    """The rating that an app gives of a thread whose last turn was rated alone, by a review, say: it is about the unrated turns before it,
+    too."""
     is_alone = rating.turn in _branches(conversation) or not others_wait(conversation, given, rating.turn)
     return replace(rating, is_single=rating.is_single and is_alone)
 
@@ -364,6 +400,7 @@ def is_asked(one: Turn, *, turn: str | None = None, run_id: str | None = None, m
 
 
 def asked_text(**asked: str | None) -> str:
+    """The ids that were asked for, in words."""
     names = {"turn": "turn", "run_id": "run", "message_id": "reply"}
     return " and ".join(f"{names[name]} {id!r}" for name, id in asked.items() if id is not None)
 

@@ -3,10 +3,23 @@
 from collections import Counter
 from collections.abc import Sequence
 
-__all__ = ["within_share"]
+__all__ = ["are_enough", "within_share"]
 
 
-def within_share(users: Sequence[str], reader: str, share: float, most: int, among: Sequence[str] | None = None) -> list[int]:
+def are_enough(users: Sequence[str], reader: str, share: float) -> bool:
+    """True if what another user alone has taught is no more than a share of what is alike, each user counted once: with .25 it takes three
+    beside his.
+
+    Args:
+        users: whose each alike conversation is; empty: nobody's, such as one that was imported, which counts by itself.
+        reader: the user that they are shown to, each of whose own counts.
+        share: in (0, 1].
+    """
+    free = sum(user in ("", reader) for user in users)
+    return (len({*users} - {"", reader}) + free) * share >= 1
+
+
+def within_share(users: Sequence[str], reader: str, share: float, most: int) -> list[int]:
     """The places of at most `most` recalled conversations, best first, of which no user but the reader holds more than a share.
 
     Args:
@@ -14,13 +27,9 @@ def within_share(users: Sequence[str], reader: str, share: float, most: int, amo
         reader: the user that they are shown to, whose own always count.
         share: of those that are shown, in (0, 1]; one of `most`, or of two, if that is more.
         most: the greatest number.
-        among: whose all alike conversations are, of which these were drawn. With a share of .25 another user's is shown where three of
-            these are of others or the reader, however few are shown. None: it is shown among any number.
     """
-    found = [] if among is None else among
-    is_enough = among is None or (len({*found} - {"", reader}) + sum(user in ("", reader) for user in found)) * share >= 1
     share = max(share, 1 / max(most, 2))
-    for limit in range(max(int(share * most), 1) if is_enough else 0, -1, -1):
+    for limit in range(max(int(share * most), 1), -1, -1):
         held, kept = Counter[str](), list[int]()
         for place, user in enumerate(users):
             is_free = user in ("", reader)

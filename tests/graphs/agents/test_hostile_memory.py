@@ -11,7 +11,7 @@ from learning_agents import BY_ISSUE, METHODS, PLAIN, advice, config, make
 
 from learngraph.memory.conversations.screen import Screen
 from learngraph.memory.errors import UserError
-from learngraph.nodes.retrieve.user_share import within_share
+from learngraph.nodes.retrieve.user_share import are_enough, within_share
 
 
 @tool
@@ -176,8 +176,9 @@ def test_a_share_by_hand() -> None:
     assert within_share(["eve", "eve"], "ann", 0.25, 1) == []
     assert within_share(["eve", "bob"], "eve", 0.25, 1) == [0]
     two = ["eve", "bob"]
-    assert within_share(two, "ann", 0.25, 2, among=[*two, "cy"]) == []  # two are shown, once there are four to take them from
-    assert within_share(two, "ann", 0.25, 2, among=[*two, "cy", "dee"]) == within_share(two, "ann", 0.25, 2) == [0, 1]
+    assert not are_enough([*two, "cy"], "ann", 0.25)  # two are shown, once there are four to take them from
+    assert are_enough([*two, "cy", "dee"], "ann", 0.25)
+    assert within_share(two, "ann", 0.25, 2) == [0, 1]
 
 
 def test_what_a_failing_gate_does_not_let_pass_is_held_and_status_and_explain_name_why() -> None:

@@ -352,13 +352,18 @@ class Tireless(desk.GuessingClerk):
 
 @pytest.mark.parametrize("awaited", [False, True])
 def test_a_turn_whose_beginning_is_summarized_is_one_turn(awaited: bool) -> None:
-    learner = SynapseMiddleware(InMemoryStore())
+    def rewarded(messages: Any) -> float:
+        return 0.5
+
+    learner = SynapseMiddleware(InMemoryStore(), reward=rewarded)
     summary = SummarizationMiddleware(model=desk.GuessingClerk(), trigger=("messages", 8), keep=("messages", 4))
     agent = create_agent(Tireless(), TOOLS, middleware=[summary, learner], checkpointer=InMemorySaver())
     run: Any = {"configurable": {"thread_id": "long"}, "recursion_limit": 200}
     asked: Any = {"messages": "Look all my orders up."}
     out = asyncio.run(agent.ainvoke(asked, run)) if awaited else agent.invoke(asked, run)
     learner.feedback("long", reward=1.0, message_id=out["messages"][-1].id)
+    assert "not rated" not in str(learner.status()), "what reward= says is about the turn, whose message is gone"
+    assert learner._conversations({}).ratings("long")[0].earlier == {"rewarded": 0.5}
     (turn,) = learner.conversation("long").turns
     assert [step.action for step in turn.steps] == [*(f"lookup_order(order='A{n}')" for n in range(1, 13)), "reply: Done."]
     assert [len(one.transitions) for one in learner._conversations({}).trajectories.all()] == [13]

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -499,12 +498,8 @@ graph = create_agent(HeedfulToolModel(seed=3), [resolve], middleware=[HumanInThe
 """
 
 
-async def test_an_agent_is_talked_to_and_its_call_approved_with_another_argument(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "my_browser_desk.py").write_text(AGENT)
+async def test_an_agent_is_talked_to_and_its_call_approved_with_another_argument(app_folder: Path) -> None:
+    (app_folder / "my_browser_desk.py").write_text(AGENT)
     said = "[...document.querySelectorAll('.chat .said')].map((one) => one.innerText.replace(/\\s+/g, ' '))"
 
     def choose(name: str, value: str) -> str:
@@ -512,7 +507,7 @@ async def test_an_agent_is_talked_to_and_its_call_approved_with_another_argument
         return f"{{ const is = {found}; is.value = '{value}'; is.dispatchEvent(new Event('change', {{ bubbles: true }})); }}"
 
     with serve("./my_browser_desk.py:graph") as url:
-        async with page(tmp_path / "profile", url) as opened:
+        async with page(app_folder / "profile", url) as opened:
             await opened.run("location.hash = 'walk'")
             await until(opened, "document.querySelector('.chat textarea') !== null")
             await opened.run("document.querySelector('.chat textarea').focus()")
@@ -562,12 +557,8 @@ graph = builder.compile()
 """
 
 
-async def test_questions_have_a_form_each_and_an_answer_is_changed_while_others_are_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "my_askers.py").write_text(ASKERS)
+async def test_questions_have_a_form_each_and_an_answer_is_changed_while_others_are_open(app_folder: Path) -> None:
+    (app_folder / "my_askers.py").write_text(ASKERS)
     titles = "[...document.querySelectorAll('form.ask > p')].map((one) => one.textContent).join('; ')"
     answered = "[...document.querySelectorAll('.answered')].map((one) => one.textContent).join('; ')"
 
@@ -575,7 +566,7 @@ async def test_questions_have_a_form_each_and_an_answer_is_changed_while_others_
         return f"[...document.querySelectorAll('form.ask')].find((one) => one.textContent.startsWith('{node}'))"
 
     with serve("./my_askers.py:graph", input='{"log": []}') as url:
-        async with page(tmp_path / "profile", url) as opened:
+        async with page(app_folder / "profile", url) as opened:
             await opened.run("location.hash = 'walk'")
             await until(opened, f"{LIT} !== ''")
             await press(opened, "s")
@@ -616,14 +607,10 @@ graph = StateGraph(Named).add_node("greet", lambda state: {"number": 1}).add_edg
 """
 
 
-async def test_a_field_that_is_required_and_left_empty_is_asked_for_before_a_run_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "my_named.py").write_text(NAMED)
+async def test_a_field_that_is_required_and_left_empty_is_asked_for_before_a_run_begins(app_folder: Path) -> None:
+    (app_folder / "my_named.py").write_text(NAMED)
     with serve("./my_named.py:graph") as url:
-        async with page(tmp_path / "profile", url) as opened:
+        async with page(app_folder / "profile", url) as opened:
             await opened.run("location.hash = 'walk'")
             await until(opened, "document.querySelector('form.ask textarea') !== null")
             await opened.run("document.querySelector('form.ask button.main').click()")

@@ -541,12 +541,8 @@ def test_mistakes_of_a_drawing_name_their_lines() -> None:
 
 
 @pytest.mark.parametrize("target", ["agent.mmd", "./my_studio_own.py:graph"])
-def test_any_node_of_the_catalogue_is_put_into_a_drawing_of_ones_own(
-    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "my_studio_own.py").write_text(APP)
+def test_any_node_of_the_catalogue_is_put_into_a_drawing_of_ones_own(target: str, app_folder: Path) -> None:
+    (app_folder / "my_studio_own.py").write_text(APP)
     drawing = open_studio(StudioOptions(target, model="pocket")).drawing
     assert drawing is not None
     text, said = drawing.read()["text"], Counter[str]()
@@ -641,12 +637,8 @@ agent = learngraph.wire(builder, flow, nodes, {"Act": inputs.node("route_episode
 '''
 
 
-def test_an_agent_of_ones_own_that_plays_episodes_walks_with_a_task_of_the_world(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "my_own_agent.py").write_text(OWN_AGENT)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
+def test_an_agent_of_ones_own_that_plays_episodes_walks_with_a_task_of_the_world(app_folder: Path) -> None:
+    (app_folder / "my_own_agent.py").write_text(OWN_AGENT)
     studio = open_studio(StudioOptions("my_own_agent:agent"))
     form = studio.answer("overview", {"view": "walk"})["form"]
     assert (form["value"]["task"]["seed"], form["value"]["run"]) == (0, "studio")
@@ -762,10 +754,8 @@ number = 3
 """
 
 
-def test_a_graph_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "my_studio_app.py").write_text(APP)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
+def test_a_graph_of_the_users(app_folder: Path) -> None:
+    (app_folder / "my_studio_app.py").write_text(APP)
     for name in ("graph", "builder", "make"):
         studio = open_studio(StudioOptions(f"my_studio_app:{name}"))
         seen = studio.answer("overview", {"view": "walk"})
@@ -775,15 +765,15 @@ def test_a_graph_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             "act", {"view": "walk", "do": "begin", "branch": "", "expected": "", "input": {"messages": "Hello"}}
         )
         assert current(seen)["note"] == "before talk"
-    (tmp_path / "my_studio_app.py").write_text(APP.replace("hello", "hello again"))
+    (app_folder / "my_studio_app.py").write_text(APP.replace("hello", "hello again"))
     seen = studio.answer("overview", {"view": "walk"})
     assert seen["problems"] == ["The code has changed: every next step runs the new one."]
     seen = studio.answer("act", {"view": "walk", "do": "step", "branch": "b0", "expected": current(seen)["place"]})
     state = studio.answer("moment", {"view": "walk", "branch": "b0", "number": 1})["state"]
     assert state[0]["line"] == "2 messages, the last: ai: hello again"
-    (tmp_path / "my_studio_app.py").write_text("graph = = 3")
+    (app_folder / "my_studio_app.py").write_text("graph = = 3")
     assert "cannot be loaded (SyntaxError" in studio.answer("overview", {"view": "walk"})["problems"][0]
-    (tmp_path / "my_studio_app.py").write_text(APP)
+    (app_folder / "my_studio_app.py").write_text(APP)
     with pytest.raises(UserError, match="`mesages` is no channel of the input; did you mean messages"):
         studio.answer("act", {"view": "walk", "do": "begin", "branch": "", "expected": "", "input": {"mesages": "x"}})
     for name in ("number", "absent"):
@@ -797,7 +787,7 @@ def test_a_graph_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         open_studio(StudioOptions("runs/none"))
     with pytest.raises(UserError, match="has a model write"):
         open_studio(StudioOptions("reflexion"))
-    play_run(tmp_path / "runs" / "mine", episodes=1)
+    play_run(app_folder / "runs" / "mine", episodes=1)
     assert [one["folder"] for one in open_studio(StudioOptions()).answer("runs", {})] == ["runs/mine"]
 
 
