@@ -13,11 +13,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 84_323, "tests": 69_897}
+LINES: Mapping[str, int] = {"source": 84_430, "tests": 69_992}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
-    "graphs/agents": 7_414,
+    "graphs/agents": 7_494,
     "graphs/baselines": 1_686,
     "graphs/cli": 2_912,
     "graphs/experiments": 7_690,
@@ -28,7 +28,7 @@ ROOMS: Mapping[str, int] = {
     "memory": 1_497,
     "memory/attempts": 665,
     "memory/claas": 2_825,
-    "memory/conversations": 2_213,
+    "memory/conversations": 2_240,
     "memory/lessons": 1_342,
     "memory/returns": 1_061,
     "memory/search": 1_513,

@@ -220,7 +220,12 @@ def sent_beside(turn: Sequence[Any]) -> str:
     return str(turn[0].response_metadata.get(BRANCH_OF, "")) if turn and isinstance(turn[0], HumanMessage) else ""
 
 
-def turn_id(messages: Sequence[Any]) -> str:
-    """Id of the user's message that is being answered, or its number where it has none, as in Deep Agents; without one that of the first."""
+def turn_id(messages: Sequence[Any], call: str = "") -> str:
+    """Id of the user's message that is being answered, or its number where it has none, as in Deep Agents, behind the id of the call that a
+    sub-agent answers; without such a message the id of the first."""
     humans = [one for one in messages if isinstance(one, HumanMessage)]
-    return str(humans[-1].id or f"turn {len(humans)}") if humans else str((messages and messages[0].id) or "turn")
+    return (
+        str(humans[-1].id or " ".join(filter(None, [call, f"turn {len(humans)}"])))
+        if humans
+        else str((messages and messages[0].id) or "turn")
+    )

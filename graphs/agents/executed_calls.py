@@ -5,8 +5,10 @@ listened to; only a call that was turned over to another tool is read from that 
 (memory/conversations/reviews.py), which the checkpoint keeps for a run that goes on in another process.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import Any
 
 from langchain.agents.middleware.types import ToolCallRequest
@@ -14,11 +16,46 @@ from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager, C
 from langchain_core.messages import AIMessage, ToolMessage
 from langgraph.types import Command
 
+from ...memory.conversations.messages import is_summary
 from ...memory.conversations.reviews import mark_executed
 
 __all__ = ["watch_call"]
 
 Result = ToolMessage | Command[Any]
+
+
+@dataclass(frozen=True)
+class Caller:
+    """The agent within whose tool another one runs."""
+
+    message: str = ""
+    """Id of its message with the call; empty: no agent that learns calls."""
+    call: str = ""
+    """Id of the call."""
+    read: frozenset[str] = frozenset()
+    """Ids of all messages that it has; none, where a summary has taken the place of some."""
+
+
+_CALLER = ContextVar[Caller | None]("learngraph_caller", default=None)
+
+
+def find_caller() -> Caller:
+    """The agent within whose tool this one runs."""
+    return _CALLER.get() or Caller()
+
+
+@contextmanager
+def name_caller(request: ToolCallRequest) -> Iterator[None]:
+    """Have the agents that a tool runs know who calls."""
+    state = request.state if isinstance(request.state, Mapping) else {}
+    messages = state.get("messages") or ()
+    said = next((str(one.id) for one in reversed(messages) if isinstance(one, AIMessage) and one.id), "")
+    read = frozenset() if any(map(is_summary, messages)) else frozenset(str(one.id) for one in messages)
+    token = _CALLER.set(Caller(said, str(request.tool_call["id"]), read | find_caller().read))
+    try:
+        yield
+    finally:
+        _CALLER.reset(token)
 
 
 class _Listener(BaseCallbackHandler):

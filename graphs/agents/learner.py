@@ -68,7 +68,7 @@ from .consultation import (
     sent_beside,
     turn_id,
 )
-from .executed_calls import watch_call
+from .executed_calls import find_caller, name_caller, watch_call
 from .given_advice import AdvicePlace, AdvisedPrompts, LearningState, OpenConsultation, SentPrompts, plain_messages
 from .reward_sources import RewardSource, describe_source, read_reward
 from .scope_values import ScopeError, ScopeValue
@@ -237,14 +237,16 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         if self.mode == "off":
             return handler(request)
         watched, mark = watch_call(request)
-        return mark(handler(watched))
+        with name_caller(request):
+            return mark(handler(watched))
 
     async def awrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[Any]]) -> Any:
         """As `wrap_tool_call`, in an agent that is awaited."""
         if self.mode == "off":
             return await handler(request)
         watched, mark = watch_call(request)
-        return mark(await handler(watched))
+        with name_caller(request):
+            return mark(await handler(watched))
 
     def before_agent(self, state: Any, runtime: Any) -> None:
         """Rate the turn before, where the user's next message says how it was.
@@ -321,7 +323,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         """The answer, with an entry for the state that says why memory failed, if it did; the log says so once a turn."""
         if error is None:
             return answer
-        turn, failure = turn_id(request.messages), f"{type(error).__name__}: {error}"
+        turn, failure = turn_id(request.messages, find_caller().call), f"{type(error).__name__}: {error}"
         if (turn, failure) not in self._logged:
             self._logged.append((turn, failure))
             traced = None if isinstance(error, UserError) else error
@@ -460,14 +462,15 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         run = str(getattr(getattr(runtime, "execution_info", None), "run_id", None) or "")
         answered = messages[last_user_message(messages) :]
         replies = tuple(str(one.id) for one in answered if isinstance(one, AIMessage) and one.id)
-        turn = Turn(place.turn, done, run, entries, replies, sent_beside(answered), self.method)
+        caller = find_caller()
+        turn = Turn(place.turn, done, run, entries, replies, sent_beside(answered), self.method, called_by=caller.message)
         known = self._memory(place.scope).conversations.turns_at_hand(place.thread)
         if known and known[-1].id == place.turn and is_summary(answered[0]):
             said = [n for n, one in enumerate(messages) if isinstance(one, AIMessage)]
             after = next((n for n in said if n > where[0] and messages[n].id not in known[-1].replies), len(messages))
             again = len(self.screen.steps(messages[:after], goal_and_last_turn, *where))
             turn = with_beginning(turn, known[-1], again)
-        read = frozenset(str(one.id) for one in messages)
+        read = caller.read.union(str(one.id) for one in messages)
         keep = partial(
             self._memory(place.scope).conversations.record, place.thread, task=task, domain=DOMAIN, user=place.user, read=read
         )
@@ -519,7 +522,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         calls = sum(isinstance(m, AIMessage) for m in messages[last_user_message(messages) :])
         users = self.user.of_run(runtime, get_config().get("configurable", {}))
         user = "".join(one for one in users if "=" in one)  # `user_id=ann`; `user_id` where it may be missing, and is
-        scope, turn = self._run_scope(runtime), turn_id(messages)
+        scope, turn = self._run_scope(runtime), turn_id(messages, find_caller().call)
         if humans and is_summary(humans[-1]) and (known := self._memory(scope).conversations.turns_at_hand(str(thread))):
             turn = known[-1].id
         return Place(str(thread), scope, turn, len(humans) - 1, Task(task, goal), calls, user)

@@ -32,7 +32,15 @@ from ...memory.conversations.origins import WITHHELD
 from ...memory.conversations.recorded import ConversationSource
 from ...memory.conversations.screen import Screen
 from ...memory.conversations.store import ConversationStore, RatingOptions, clean_text
-from ...memory.conversations.turns import Conversation, Rating, finite_reward, others_wait, turns_rated, turns_until
+from ...memory.conversations.turns import (
+    Conversation,
+    Rating,
+    finite_reward,
+    others_wait,
+    turns_left,
+    turns_of_run,
+    turns_rated,
+)
 from ...memory.display import short
 from ...memory.errors import Unavailable, UserError, did_you_mean, plural
 from ...memory.records import Trajectory
@@ -546,11 +554,11 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         lines, conversations = list[str](), self._conversations(scope)
         ratings, kept_out = conversations.ratings(str(thread_id)), conversations.quarantines.get(str(thread_id))
         talk = self.conversation(thread_id, **scope)
-        stands, about = {turn.id for turn in turns_until(talk)}, [*zip(ratings, turns_rated(talk, ratings), strict=True)]
+        gone, about = {turn.id for turn in turns_left(talk)}, [*zip(ratings, turns_rated(talk, ratings), strict=True)]
         numbered = {turn.id: number for number, turn in enumerate(talk.turns, 1)}
         for turn in talk.turns:
             number = numbered[turn.id]
-            lines.append(f"turn {number}{', which the thread has left by going back in time' * (turn.id not in stands)}:")
+            lines.append(f"turn {number}{', which the thread has left by going back in time' * (turn.id in gone)}:")
             mine = [entry for entry in turn.advice if entry.get("method", self.method) == self.method]
             accounts = [self.describe(entry) for entry in mine] or [["no advice was recorded"]]
             for (first, *more), (_, *before) in zip(accounts, [[""], *accounts], strict=False):
@@ -844,6 +852,38 @@ def _arguments(method: Callable[..., Any] | None) -> list[str]:
     return [*signature(method).parameters][:-1] if method else []
 
 
+_AgentTurns = tuple[ScopedLearner[Any], tuple[str, ...], Conversation, tuple[Rating, ...]]
+
+
+def _agent_turns(
+    learners: Sequence[ScopedLearner[Any]], thread: str, source: str, scope: Mapping[str, Any]
+) -> list[_AgentTurns]:
+    """The turns of a thread by agent, each with the labels of its scope and the ratings; without agents that took no part."""
+    known = {name for one in learners for name in (*one.scope.names, *one.user.names)}
+    if unknown := [name for name in scope if name not in known]:
+        raise UserError(
+            f"rate_agents: no learner has {unknown[0]!r} in its scope{did_you_mean(unknown[0], known, 'they have')}"
+        )
+    rows = list[_AgentTurns]()
+    for one in learners:
+        one.check_source(source)
+        labels = one._labels({name: value for name, value in scope.items() if name in one.scope.names})
+        kept = one._memory(labels).conversations
+        if (talk := kept.turns.get(thread)) is not None:
+            rows.append((one, labels, talk, kept.ratings(talk.id)))
+    if not rows:
+        names = ", ".join(one.agent.name for one in learners) or "(none)"
+        raise UserError(f"rate_agents: thread {thread!r} is recorded of none of the agents {names} in this scope")
+    return rows
+
+
+def _waiting(rows: Sequence[_AgentTurns]) -> list[_AgentTurns]:
+    """The agents whose last turn has no rating of the whole, and was not called for a reply that its caller has left."""
+    left = {id for _, _, talk, _ in rows for one in turns_left(talk) for id in one.replies}
+    ends = [(talk.turns[-1], {one.turn for one in ratings if one.whole}) for _, _, talk, ratings in rows]
+    return [row for row, (end, rated) in zip(rows, ends, strict=True) if end.id not in rated and end.called_by not in left]
+
+
 @checks_arguments
 def rate_agents(
     learners: Sequence[ScopedLearner[Any]],
@@ -851,6 +891,8 @@ def rate_agents(
     *,
     reward: float | None = None,
     text: str | None = None,
+    run_id: str | UUID | None = None,
+    message_id: str | None = None,
     source: str = "user",
     **scope: ScopeValue,
 ) -> dict[str, Rating]:
@@ -864,6 +906,8 @@ def rate_agents(
         thread_id: the outer thread's id, which sub-agents have as well.
         reward: as of `ScopedLearner.feedback`.
         text: as of `ScopedLearner.feedback`.
+        run_id: id of the outer agent's run: the turns of all agents that it called are rated, and no others.
+        message_id: id of the outer agent's reply under which a thumb stands: the same, each turn by itself.
         source: who decided.
         scope: the values of the scopes.
 
@@ -871,34 +915,25 @@ def rate_agents(
         Agent's name -> its rating.
 
     Raises:
-        UserError: none of the agents took part, or what was said is no feedback.
+        UserError: none of the agents took part or has the run or the reply, or what was said is no feedback.
     """
-    known = {name for one in learners for name in (*one.scope.names, *one.user.names)}
-    if unknown := [name for name in scope if name not in known]:
-        if unknown[0] in ("message_id", "run_id"):
-            raise UserError(
-                f"rate_agents rates what happened since the feedback before; {unknown[0]} is an argument of each learner's feedback"
-            )
-        raise UserError(
-            f"rate_agents: no learner has {unknown[0]!r} in its scope{did_you_mean(unknown[0], known, 'they have')}"
+    rows = _agent_turns(learners, str(thread_id), source, scope)
+    at = datetime.now(UTC).isoformat()
+    if message_id is not None or run_id is not None:
+        parts = turns_of_run(
+            [talk for _, _, talk, _ in rows], run_id=None if run_id is None else str(run_id), message_id=message_id
         )
-    rows = list[tuple[ScopedLearner[Any], tuple[str, ...], Conversation, tuple[Rating, ...]]]()
-    for one in learners:
-        one.check_source(source)
-        labels = one._labels({name: value for name, value in scope.items() if name in one.scope.names})
-        kept = one._memory(labels).conversations
-        if (talk := kept.turns.get(str(thread_id))) is not None:
-            rows.append((one, labels, talk, kept.ratings(talk.id)))
-    if not rows:
-        names = ", ".join(one.agent.name for one in learners) or "(none)"
-        raise UserError(f"rate_agents: thread {str(thread_id)!r} is recorded of none of the agents {names} in this scope")
+        return {
+            one.agent.name: one._take_rating(labels, talk.id, reward, text, source, at, message_id=turn.replies[-1])
+            for (one, labels, talk, _), turns in zip(rows, parts, strict=True)
+            for turn in turns
+        }
     last = max((rating.whole for *_, ratings in rows for rating in ratings), default="")
-    waiting = [row for row in rows if row[2].turns[-1].id not in {rating.turn for rating in row[3] if rating.whole}]
+    waiting = _waiting(rows)
     again = [row for row in rows if last and any(rating.whole == last for rating in row[3])]
     if reward is not None:
         own = [_has_own_rating(talk, ratings) for *_, talk, ratings in waiting]
         waiting = [row for row, has_own in zip(waiting, own, strict=True) if not has_own] or ([] if again else waiting)
-    at = datetime.now(UTC).isoformat()
     return {
         one.agent.name: one._take_rating(labels, talk.id, reward, text, source, at, of_whole=True)
         for one, labels, talk, _ in waiting or again

@@ -48,6 +48,8 @@ class Turn:
     """Id of the turn that it followed, where the thread has gone back in time; its own: it began the thread. Empty: the one before it."""
     states: dict[str, list[str]] = field(default_factory=dict)
     """Another method that records it, with a `state_key` of its own -> the state at each step by that."""
+    called_by: str = ""
+    """Id of the message of another agent whose call of a tool it answers; empty: of none that learns."""
 
     @property
     def traceparent(self) -> str:
@@ -195,16 +197,19 @@ def set_aside(known: Conversation, ratings: Sequence[Rating], turn: Turn) -> tup
 def find_predecessor(known: Conversation, turn: Turn, read: frozenset[str]) -> str:
     """`Turn.after` of a turn that is recorded next, by the ids of the messages that the agent has.
 
-    The turn that it follows is the newest of which there is a message. Where there is none of any, a summary has taken their place.
+    The turn that it follows is the newest of which there is a message. Where there is none of any, a summary has taken their place; or,
+    of a sub-agent, the agent that calls it has gone back to its beginning.
     """
     if (again := turn_of_id(known, turn.id)) is not None:
         return again.after
-    if twin := next((one for one in reversed(known.turns) if one.id.startswith(f"{turn.id}/")), None):
+    if not turn.called_by and (twin := next((one for one in reversed(known.turns) if one.id.startswith(f"{turn.id}/")), None)):
         way = turns_until(known, twin.id)
         return way[-2].id if len(way) > 1 else turn.id
     beside = _branches(known)
     turns = [one for one in known.turns if one.id not in beside]
     newest = newest_read(turns, read)
+    if newest is None and turn.called_by in read and any(one.called_by for one in turns):
+        return turn.id
     return "" if newest is None or newest is turns[-1] or turn.branch_of else newest.id
 
 
@@ -215,13 +220,21 @@ def newest_read(turns: Sequence[Turn], read: Collection[str]) -> Turn | None:
         turns: oldest first.
         read: ids of the messages that the agent has.
     """
-    return next((one for one in reversed(turns) if any(id in read for id in one.replies or (one.id,))), None)
+    return next(
+        (one for one in reversed(turns) if any(id in read for id in (one.called_by, *(one.replies or (one.id,))))), None
+    )
 
 
 def turns_until(conversation: Conversation, turn: str = "") -> list[Turn]:
     """The turns of a thread until one of this id, oldest first, without those that the thread has left by going back in time; empty: all."""
     place = _places(conversation)
     return [*_way_back(conversation, place, place.get(turn, len(place) - 1))][::-1]
+
+
+def turns_left(conversation: Conversation) -> list[Turn]:
+    """The turns that a thread has left by going back in time."""
+    stands = {one.id for one in turns_until(conversation)}
+    return [one for one in conversation.turns if one.id not in stands]
 
 
 def _places(conversation: Conversation) -> dict[str, int]:
@@ -403,6 +416,20 @@ def asked_text(**asked: str | None) -> str:
     """The ids that were asked for, in words."""
     names = {"turn": "turn", "run_id": "run", "message_id": "reply"}
     return " and ".join(f"{names[name]} {id!r}" for name, id in asked.items() if id is not None)
+
+
+def turns_of_run(talks: Sequence[Conversation], **asked: str | None) -> list[list[Turn]]:
+    """Of each agent's record of a thread the turns that took part in the one with these ids, or were called in it; raises UserError where
+    none has it."""
+    if not (found := [turn for talk in talks for turn in talk.turns if is_asked(turn, **asked)]):
+        raise UserError(f"none of the agents has {asked_text(**asked)} in thread {talks[0].id!r}")
+    ids, said, before = {turn.id for turn in found}, {one for turn in found for one in turn.replies}, -1
+    part = list[list[Turn]]()
+    while len(said) > before:
+        before = len(said)
+        part = [[turn for turn in talk.turns if turn.replies and (turn.id in ids or turn.called_by in said)] for talk in talks]
+        said |= {one for turns in part for turn in turns for one in turn.replies}
+    return part
 
 
 def find_turn(conversation: Conversation, **asked: str | None) -> Turn:

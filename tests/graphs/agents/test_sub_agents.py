@@ -1,0 +1,95 @@
+"""Sub-agents that a supervisor's tools call: their turns are rated with its reply, and left where it goes back in time."""
+
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.store.memory import InMemoryStore
+from scripted_chat import SayingChat
+
+from learngraph.graphs.agents.learner import rate_agents
+from learngraph.graphs.agents.synapse import SynapseMiddleware
+from learngraph.memory.errors import UserError
+
+THREAD: Any = {"configurable": {"thread_id": "t"}}
+
+
+class Supervisor(SayingChat):
+    """Asks billing what the user asks, unless he says nothing of bills."""
+
+    asks: bool = True
+    calls: int = 0
+
+    def bind_tools(self, tools: Any, **options: Any) -> "Supervisor":
+        return self
+
+    def say(self, messages: Any, **options: Any) -> AIMessage:
+        if not isinstance(messages[-1], HumanMessage) or not self.asks:
+            return AIMessage("Done.")
+        self.calls += 1
+        return AIMessage("", tool_calls=[{"name": "ask_billing", "args": {"what": messages[-1].text}, "id": f"c{self.calls}"}])
+
+
+class Biller(SayingChat):
+    """Answers with what was asked."""
+
+    def say(self, messages: Any, **options: Any) -> AIMessage:
+        return AIMessage(f"The bill of {messages[-1].text}.")
+
+
+def make_team() -> tuple[Any, Supervisor, list[SynapseMiddleware]]:
+    """The supervisor's graph, its model, and the learners of both agents."""
+    store, model = InMemoryStore(), Supervisor()
+    team = [SynapseMiddleware(store, name=name) for name in ("supervisor", "billing")]
+    biller = create_agent(Biller(), [], middleware=team[1:])
+
+    def ask_billing(what: str) -> str:
+        """Ask billing."""
+        return str(biller.invoke({"messages": what})["messages"][-1].text)
+
+    return create_agent(model, [ask_billing], middleware=team[:1], checkpointer=InMemorySaver()), model, team
+
+
+def rated(learner: SynapseMiddleware) -> dict[str, float | None]:
+    """The last action of each rated stretch -> its reward."""
+    kept = learner._conversations({}).trajectories.all()
+    return {one.transitions[-1].action: one.transitions[-1].reward for one in kept}
+
+
+def begin_again(graph: Any, requests: int) -> None:
+    """Have the reply to one of the user's messages made anew."""
+    before = next(
+        one
+        for one in graph.get_state_history(THREAD)
+        if one.next == ("model",) and [m.type for m in one.values["messages"]].count("human") == requests
+        if one.values["messages"][-1].type == "human"
+    )
+    graph.invoke(None, before.config)
+
+
+def test_a_late_thumb_rates_the_turn_of_each_agent_that_was_part_of_the_reply() -> None:
+    graph, _, team = make_team()
+    replies = [graph.invoke({"messages": what}, THREAD)["messages"][-1].id for what in ("May", "June")]
+    assert list(rate_agents(team, "t", reward=0.0, message_id=replies[0])) == ["supervisor", "billing"]
+    assert rated(team[1]) == {"reply: The bill of May.": 0.0}
+    rate_agents(team, "t", reward=1.0)
+    assert rated(team[1]) == {"reply: The bill of May.": 0.0, "reply: The bill of June.": 1.0}
+    with pytest.raises(UserError, match="none of the agents has reply 'x' in thread 't'"):
+        rate_agents(team, "t", reward=0.0, message_id="x")
+
+
+def test_what_a_sub_agent_did_for_a_reply_that_was_left_is_not_rated_later() -> None:
+    graph, model, team = make_team()
+    for what in ("May", "June"):
+        graph.invoke({"messages": what}, THREAD)
+    begin_again(graph, 2)
+    begin_again(graph, 1)
+    assert team[1].explain("t").count("left by going back in time") == 3
+    rate_agents(team, "t", reward=1.0)
+    kept = team[1]._conversations({}).trajectories.all()
+    assert [(one.id, len(one.transitions)) for one in kept] == [("t/3", 1)]
+    model.asks = False
+    begin_again(graph, 1)
+    assert list(rate_agents(team, "t", reward=0.0)) == ["supervisor"], "billing has done nothing for the reply that stands"
