@@ -5,7 +5,7 @@
 | `a --> b` | an edge; two from one node start both |
 | `b & c --> d` | a join: `d` runs once, when both are done |
 | `a -->\\|over\\| b` | an outcome of the router of `a`, or, where `a` returns Commands, a place that they lead to |
-| `a -.-> b` | a fan-out: one `b` for every piece of work that the fan-out function of `a` hands out |
+| `a -.-> b` | a fan-out: one `b` for every piece of work that the fan-out function of `a` hands out; `a -.-> END` where it may hand out none |
 
 Where `a` has no fan-out, a dotted arrow is an outcome of its router, as LangGraph draws it, and without a label that of its target's name.
 """
@@ -13,7 +13,7 @@ Where `a` has no fan-out, a dotted arrow is an outcome of its router, as LangGra
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import UnionType
-from typing import Any, Literal, NamedTuple, Self, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, NamedTuple, Self, Union, get_args, get_origin, get_type_hints
 
 from langchain_core.runnables import Runnable
 from langgraph.graph import END, START, StateGraph
@@ -156,7 +156,7 @@ def command_targets(node: Any) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class FanOutBranch:
-    """The branch of dotted arrows: it starts its targets once for every piece of work. Sends are passed on as they are."""
+    """The branch of dotted arrows: it starts its targets once for every piece of work. Sends are passed on as they are; END is no target of work."""
 
     fan_out: FanOut
     targets: tuple[str, ...]
@@ -168,7 +168,8 @@ class FanOutBranch:
     def __call__(self, state: Any) -> Sequence[Send]:
         pieces = list(self.fan_out(state))
         sends = [piece for piece in pieces if isinstance(piece, Send)]
-        return sends + [Send(target, work) for target in self.targets for work in pieces if not isinstance(work, Send)]
+        works = [piece for piece in pieces if not isinstance(piece, Send)]
+        return sends + [Send(target, work) for target in self.targets if target != END for work in works]
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,11 @@ class KnownFanOut:
     """A function or Runnable from state to Sends, or to an outcome."""
     leads: Mapping[Hashable, str]
     """Outcome -> the node that it leads to; empty if it does not say."""
+    may_stop: ClassVar[bool] = True
+
+    def places(self, drawn: Sequence[str]) -> dict[Hashable, str] | list[str]:
+        """Where it leads, for LangGraph; END as well where that is drawn."""
+        return {**self.leads, **({END: END} if END in drawn else {})} if self.leads else list(drawn)
 
 
 # Mistakes
@@ -333,9 +339,9 @@ def _known_fan_out(wiring: Wiring, source: str) -> list[Finding]:
     """The arrows of a compiled graph's own fan-out that are drawn to where it does not lead, or are missing."""
     fan_out, arrows = wiring.fan_outs[source], [e for e in wiring.edges if e.source == source and wiring.kind(e) == "fan-out"]
     drawn = {e.target for e in arrows}
-    if not arrows or not isinstance(fan_out, KnownFanOut) or not fan_out.leads or drawn == _shown(fan_out.leads.values()):
+    leads = sorted(_shown(fan_out.leads.values())) if isinstance(fan_out, KnownFanOut) else []
+    if not arrows or not leads or {*leads} <= drawn <= {*leads, "END"}:
         return []
-    leads = sorted(_shown(fan_out.leads.values()))
     line = next((e.line for e in arrows if e.target not in leads), arrows[0].line)
     said = f"the fan-out of '{source}' starts {' or '.join(leads)} by itself, and the drawing says {' or '.join(sorted(drawn))}"
     remedy = f"fan_outs={{'{source}': a function that returns Sends}} or routers={{'{source}': one that returns labels}}"
@@ -377,7 +383,7 @@ def _commands(wiring: Wiring) -> list[Finding]:
             continue
         arrows = [e for e in wiring.edges if e.source == source]
         for edge in arrows:
-            if wiring.kind(edge) == "command" and edge.target not in places:
+            if wiring.kind(edge) == "command" and edge.target not in {*places, "END"}:
                 found.append(
                     Finding(edge.line, f"'{source}' has an arrow to '{edge.target}', but its Commands lead to {sorted(places)}")
                 )

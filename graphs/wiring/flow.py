@@ -183,7 +183,7 @@ def _assemble(builder: Builder, wiring: Wiring) -> Builder:
     for edge in wiring.edges:
         by_source.setdefault(edge.source, []).append(edge)
     for name, node in wiring.nodes.items():
-        _add_node(builder, name, node, [e for e in by_source.get(name, ()) if wiring.kind(e) == "command"])
+        _add_node(builder, name, node, by_source.get(name, []), wiring)
     joins = dict.fromkeys((edge.join, edge.target) for edge in wiring.edges if edge.join)
     for join, target in joins:
         builder.add_edge(list(join), target)
@@ -200,16 +200,17 @@ def _assemble(builder: Builder, wiring: Wiring) -> Builder:
         targets = tuple(ENDS.get(edge.target, edge.target) for edge in arrows if wiring.kind(edge) == "fan-out")
         if targets:
             fan_out = wiring.fan_outs[source]
-            known = isinstance(fan_out, KnownFanOut)
-            path, leads = (fan_out.path, fan_out.leads) if known else (FanOutBranch(fan_out, targets), {})
-            builder.add_conditional_edges(start, path, dict(leads) or list(targets))
+            known = fan_out if isinstance(fan_out, KnownFanOut) else KnownFanOut(FanOutBranch(fan_out, targets), {})
+            builder.add_conditional_edges(start, known.path, known.places(targets))
         drawn = {ENDS.get(edge.target, edge.target) for edge in arrows if not edge.join}
-        guard_arrows(builder, start, drawn, any(wiring.kind(edge) == "outcome" for edge in arrows))
+        lent = any(getattr(one, "may_stop", False) for one in (*wiring.routers.get(source, ()), wiring.fan_outs.get(source)))
+        guard_arrows(builder, start, drawn, {wiring.kind(edge) for edge in arrows}, lent)
     return builder
 
 
-def _add_node(builder: Builder, name: str, node: Any, commands: Sequence[Edge]) -> None:
-    """Add a node; `commands` are the arrows of its Commands, whose labels are shown where they are not the target's name."""
+def _add_node(builder: Builder, name: str, node: Any, arrows: Sequence[Edge], wiring: Wiring) -> None:
+    """Add a node that these arrows leave. The labels of those of its Commands are shown where they are not the target's name."""
+    commands = [edge for edge in arrows if wiring.kind(edge) == "command"]
     ends = {ENDS.get(e.target, e.target): arrow_label(e) for e in commands}
     is_named = all(label == shown_label("", target) for target, label in ends.items())
     if isinstance(node, StateNodeSpec):
@@ -217,12 +218,11 @@ def _add_node(builder: Builder, name: str, node: Any, commands: Sequence[Edge]) 
             node = replace(node, ends=tuple(ends) if is_named else ends)
         builder.add_node(name, node.runnable, input_schema=node.input_schema)  # so that its channels are known here too
         builder.nodes[name] = node
-    elif commands:
-        builder.add_node(name, cast(Any, node), destinations=tuple(ends) if is_named else ends)
     else:
-        builder.add_node(name, cast(Any, node))
+        builder.add_node(name, cast(Any, node), destinations=(tuple(ends) if is_named else ends) or None)
     spec = builder.nodes[name]
-    builder.nodes[name] = replace(spec, runnable=reading_node(spec.runnable, builder.channels.keys()))
+    runs_on = len(commands) < len(arrows) or any(edge.target == "END" for edge in commands)
+    builder.nodes[name] = replace(spec, runnable=reading_node(node, spec.runnable, builder.channels.keys(), runs_on))
 
 
 class DrawnGraph(Graph):

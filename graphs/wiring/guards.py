@@ -15,6 +15,7 @@ from langgraph.types import Command, Send
 
 from ...memory.errors import did_you_mean
 from .mermaid import FlowError
+from .node_errors import ends_here
 
 __all__ = []
 
@@ -30,6 +31,8 @@ class Arrows:
     """Names of the nodes that they lead to, as in LangGraph."""
     is_routed: bool
     """True if a router decides among arrows."""
+    must_lead: bool = False
+    """True if one branch alone leads on, and none of its arrows to END."""
 
     def check(self, target: str, what: str, remedy: str) -> None:
         """Refuse a move to a node that no arrow leads to.
@@ -86,6 +89,9 @@ class DrawnBranch(BranchSpec):
         source = self.arrows.source
 
         def write(packets: Any, static: bool = False) -> Any:
+            if not packets and self.arrows.must_lead:
+                chose = "the router" if self.arrows.is_routed else "the fan-out"
+                raise FlowError(f"{chose} of '{source}' returned nothing to do, {ends_here(source)}")
             for packet in packets:
                 if isinstance(packet, Send):
                     given = f"fan_outs={{'{source}': a function that returns Sends to nodes that are drawn}}"
@@ -117,16 +123,19 @@ class _ReturnCheck(Runnable[Any, Any]):
         return self.invoke(input)
 
 
-def guard_arrows(builder: Builder, source: str, targets: Collection[str], is_routed: bool) -> None:
+def guard_arrows(builder: Builder, source: str, targets: Collection[str], kinds: Collection[str], may_stop: bool) -> None:
     """Let a node of a builder, or START, go along its arrows alone; its branches are there already.
 
     Args:
         builder: the builder.
         source: the name of the node, or START, as in LangGraph.
         targets: the names of the nodes that its arrows lead to.
-        is_routed: whether a router decides among them.
+        kinds: the kinds of its arrows, as `Wiring.kind` says them.
+        may_stop: whether its branches are those of a compiled graph, which may lead nowhere, as LangGraph has it.
     """
-    arrows, branches = Arrows("START" if source == START else source, targets, is_routed), builder.branches[source]
+    branches = builder.branches[source]
+    must_lead = len(kinds) == len(branches) == 1 and END not in targets and not may_stop
+    arrows = Arrows("START" if source == START else source, targets, "outcome" in kinds, must_lead)
     for name, spec in branches.items():
         branches[name] = _guarded(
             DrawnBranch(spec.path, _DrawnOutcomes(arrows.source, spec.ends or {}), spec.input_schema), arrows

@@ -8,8 +8,11 @@ from functools import lru_cache
 from inspect import signature
 from typing import Any
 
+from langchain_core.runnables import ensure_config
+from langgraph._internal._constants import NS_SEP
 from langgraph._internal._fields import get_cached_annotated_keys
 from langgraph._internal._runnable import RunnableCallable
+from langgraph.graph._node import StateNodeSpec
 from langgraph.types import Command
 
 from ...memory.errors import UserError, did_you_mean, type_of
@@ -26,25 +29,38 @@ class ReadingNode(RunnableCallable):
 
     channels: Collection[str]
     typed: NodeChannels
+    is_lent: bool
+    """True for a node of a compiled graph, which may lead nowhere, as LangGraph has it."""
+    runs_on: bool
+    """True if more leads on than its Commands, or an arrow leads to END."""
 
     def invoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
         """The update that the node returns."""
         with self._explaining(input):
-            return self._checked(super().invoke(input, config, **kwargs))
+            return self._checked(super().invoke(input, config, **kwargs), config)
 
     async def ainvoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
         """The update that the node returns."""
         with self._explaining(input):
-            return self._checked(await super().ainvoke(input, config, **kwargs))
+            return self._checked(await super().ainvoke(input, config, **kwargs), config)
 
-    def _checked(self, returned: Any) -> Any:
+    def _checked(self, returned: Any, config: Any) -> Any:
         """The update that the node returned, if LangGraph takes all of it.
 
         Raises:
-            FlowError: it is no update, or has a key that is no channel, and that the node's types do not name either.
+            FlowError: it is no update, or has a key that is no channel, and that the node's types do not name either; or it leads
+                nowhere, or to a graph around that is not there.
         """
         if isinstance(returned, Command) and returned.graph is not None:  # its channels are those of the graph around
+            if returned.graph == Command.PARENT and NS_SEP not in ensure_config(config)["configurable"].get(
+                "checkpoint_ns", NS_SEP
+            ):
+                said = "which only a graph that runs as a node of another can return: leave out graph=, or draw it into one"
+                raise FlowError(f"'{self.name}' returned a Command with graph=Command.PARENT, {said}")
             return returned
+        parts = returned if isinstance(returned, list | tuple) else (returned,)
+        if not (self.runs_on or self.is_lent or any(isinstance(one, Command) and (one.goto or one.graph) for one in parts)):
+            raise FlowError(f"'{self.name}' returned no Command that leads on, {ends_here(self.name)}")
         update = returned.update if isinstance(returned, Command) else returned
         if not isinstance(update, dict):
             parts = update if isinstance(update, list | tuple) else ()
@@ -81,12 +97,18 @@ class ReadingNode(RunnableCallable):
             raise InputError(f"'{self.name}' reads `{key}`, {said}; it was given {list_names(state)}") from error
 
 
-def reading_node(node: Any, channels: Collection[str]) -> Any:
-    """The node of a builder as a `ReadingNode`, if it is a function or an object that is called."""
+def ends_here(source: str | None) -> str:
+    """The end of a sentence about a node from which nothing has led on."""
+    return f"so the run would end behind '{source}', and no arrow says so; draw '{source} -.-> END' if it may end there"
+
+
+def reading_node(given: Any, node: Any, channels: Collection[str], runs_on: bool) -> Any:
+    """The node of a builder as a `ReadingNode`, if it is a function or an object that is called; `given`: as the drawing was given it."""
     if not isinstance(node, RunnableCallable):
         return node
     reading: Any = copy(node)
     reading.__class__, reading.channels, reading.typed = ReadingNode, channels, node_channels(node.func or node.afunc)
+    reading.is_lent, reading.runs_on = isinstance(given, StateNodeSpec) and getattr(node, "is_lent", True), runs_on
     return reading
 
 

@@ -12,7 +12,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.types import Command, StateSnapshot
 
-from ...memory.errors import plural, type_of
+from ...memory.errors import did_you_mean, plural, type_of
 from .pauses import Graph, Invocation, find_subgraph
 from .tables import StepperError, to_line, two_lines
 
@@ -92,6 +92,10 @@ def check_answer(question: Any, answer: Any) -> None:
     decisions = [one for one in given if isinstance(one, Mapping)] if isinstance(given, list) else []
     is_whole = all(one.keys() >= {*FIELDS.get(str(one.get("type")), ("type",))} and "type" in one for one in decisions)
     if len(decisions) == len(calls) and is_whole:
+        for one, asked in zip(decisions, question.get("review_configs") or (), strict=False):
+            if one["type"] not in asked["allowed_decisions"]:
+                near = did_you_mean(str(one["type"]), asked["allowed_decisions"], "it can be")
+                raise StepperError(f"{one['type']!r} is no decision on a call of {asked['action_name']!r}{near}")
         return
     form = ", ".join(["{'type': 'approve'}"] * len(calls))
     raise StepperError(

@@ -41,7 +41,7 @@ from learngraph.graphs.studio.walk_session import StudioError, WalkSession
 from learngraph.graphs.studio.widget import studio_view, widget_module
 from learngraph.graphs.wiring.flow import to_mermaid, wire
 from learngraph.memory.errors import UserError
-from learngraph.tools.notebook.tables import message_line
+from learngraph.tools.notebook.tables import StepperError, message_line
 from learngraph.tools.notebook.walk import is_asynchronous, start
 
 
@@ -468,6 +468,8 @@ def test_a_turn_that_was_sent_goes_on_after_an_answer() -> None:
     walks = WalkSession("desk", lambda number, given: start(graph, given, thread=str(number)), input_form(graph))
     walks.act("say", "", "", text="It broke")
     (question,) = walks.walks["run 1"].questions
+    with pytest.raises(StepperError, match="'aprove' is no decision on a call of 'resolve'; did you mean approve"):
+        walks.walks["run 1"].resume({"decisions": [{"type": "aprove"}]})
     answer = json.dumps({"decisions": [{"type": "approve"}]})
     act(walks, "resume", answers={question: answer})
     assert message_line(walks.walks["run 1"].state["messages"][-1]) == "ai: all done"

@@ -11,7 +11,7 @@ import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.store.memory import InMemoryStore
-from langgraph.types import Command
+from langgraph.types import Command, Send
 from typing_extensions import TypedDict
 
 import learngraph
@@ -235,6 +235,47 @@ def test_what_a_stray_command_is_told_to_draw_and_say_lets_it_lead_there() -> No
     for node, more in ((both, eval(f"dict({says})")), (both_typed, {})):
         graph = wire(builder(), f"{flow}\n {draws}", {**nodes, "guess": node}, **more).compile()
         assert graph.invoke({"question": "?"})["answer"] == "x"
+
+
+def to_b(state: Asked) -> Command[Literal["b"]]:
+    return Command() if state["question"] else Command(goto="b")
+
+
+@pytest.mark.parametrize("kind", ["a fan-out of nothing", "a node without a Command"])
+def test_a_run_ends_where_nothing_leads_on_if_an_arrow_to_the_end_says_so(kind: str) -> None:
+    nodes: dict[str, Any] = {"a": to_b if "Command" in kind else lambda state: None, "b": lambda state: {"answer": "x"}}
+    fan: Any = {"fan_outs": {"a": lambda state: [] if state["question"] else [state]}} if "fan" in kind else {}
+    flow = "flowchart LR\n START --> a -.-> b --> END"
+    said = "so the run would end behind 'a', and no arrow says so; draw 'a -.-> END' if it may end there"
+    silent, drawn = (wire(builder(), text, nodes, **fan).compile() for text in (flow, f"{flow}\n a -.-> END"))
+    for graph in (silent, rewire(silent, to_mermaid(silent))):
+        assert graph.invoke({"question": ""})["answer"] == "x"
+        with pytest.raises(FlowError, match=said):
+            graph.invoke({"question": "?"})
+    for graph in (drawn, rewire(drawn, to_mermaid(drawn)), rewire(silent, f"{flow}\n a -.-> END")):
+        assert graph.invoke({"question": ""})["answer"] == "x"
+        assert not graph.invoke({"question": "?"})
+        assert "a -.-> END" in to_mermaid(graph).replace("-->|end|", "-.->")
+
+
+def fan_out_none(state: Asked) -> list[Send]:
+    return []
+
+
+def test_what_a_compiled_graph_may_leave_unsaid_it_may_leave_unsaid_when_it_is_redrawn() -> None:
+    asking = StateGraph(Drafted).add_node("a", to_b).add_node("b", lambda state: {"answer": "x"}).add_edge(START, "a")
+    hand = StateGraph(Drafted).add_sequence([("a", lambda state: None)]).add_node("b", lambda state: None).add_edge(START, "a")
+    for graph in (asking.compile(), hand.add_conditional_edges("a", fan_out_none, ["b"]).compile()):
+        again = rewire(graph, to_mermaid(graph))
+        assert rewire(again, to_mermaid(again)).invoke({"question": "?"}) == graph.invoke({"question": "?"})
+
+
+def test_a_command_for_a_graph_around_that_is_not_there_is_told() -> None:
+    flow, up = "flowchart LR\n START --> up --> END", Command(graph=Command.PARENT, goto="b")
+    with pytest.raises(
+        FlowError, match=r"'up' returned a Command with graph=Command\.PARENT, which only a graph that runs as a"
+    ):
+        wire(builder(), flow, {"up": lambda state: up}).compile().invoke({"question": "?"})
 
 
 def test_a_plain_arrow_to_the_end_beside_another_does_nothing_and_is_told_so() -> None:
