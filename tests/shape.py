@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 84_471, "tests": 70_035}
+LINES: Mapping[str, int] = {"source": 84_490, "tests": 70_060}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -24,7 +24,7 @@ ROOMS: Mapping[str, int] = {
     "graphs/presets": 115,
     "graphs/serving": 2_281,
     "graphs/studio": 2_203,
-    "graphs/wiring": 4_458,
+    "graphs/wiring": 4_477,
     "memory": 1_497,
     "memory/attempts": 665,
     "memory/claas": 2_825,

@@ -23,7 +23,7 @@ from langgraph.graph.state import CompiledStateGraph
 from typing_extensions import TypedDict, is_typeddict
 
 from ...memory.errors import UserError, did_you_mean, type_of
-from ...memory.graph_input import InputError, check_names, explain_error
+from ...memory.graph_input import InputError
 from ...memory.storage.serializer import allow_records
 from ...nodes.channels import node_schemas
 from .arrows import (
@@ -45,7 +45,7 @@ from .data_flow import find_missing, is_misspelt
 from .drawn import Graph, builder_behind, builder_edges, drawn_edges, read_wiring, to_mermaid
 from .guards import guard_arrows
 from .mermaid import Edge, FlowError, parse_flow, read_flow, shown_label, write_flow
-from .node_errors import reading_node
+from .node_errors import explaining, reading_node
 
 __all__ = [
     "DrawnGraph",
@@ -236,23 +236,15 @@ class DrawnGraph(Graph):
     """
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Iterator[Any]:
-        check_names(self, input)
-        try:
+        with explaining(self, input):
             yield from super().stream(input, _without_default_limit(config), **options)
-        except (InputError, KeyError, AttributeError, TypeError) as error:
-            explain_error(self, input, error)
-            raise
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> AsyncIterator[Any]:
-        check_names(self, input)
-        try:
+        with explaining(self, input):
             stream = cast(AsyncGenerator[Any, None], super().astream(input, _without_default_limit(config), **options))
             async with aclosing(stream) as inputs:
                 async for part in inputs:
                     yield part
-        except (InputError, KeyError, AttributeError, TypeError) as error:
-            explain_error(self, input, error)
-            raise
 
     def as_tool(self, *args: Any, **named: Any) -> BaseTool:
         """The graph as a tool, without LangChain's warning that this method is a beta."""

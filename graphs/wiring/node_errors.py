@@ -6,17 +6,20 @@ from copy import copy
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from inspect import signature
+from traceback import walk_tb
 from typing import Any
 
 from langchain_core.runnables import ensure_config
 from langgraph._internal._constants import NS_SEP
 from langgraph._internal._fields import get_cached_annotated_keys
 from langgraph._internal._runnable import RunnableCallable
+from langgraph.errors import InvalidUpdateError
 from langgraph.graph._node import StateNodeSpec
+from langgraph.pregel._algo import apply_writes
 from langgraph.types import Command
 
 from ...memory.errors import UserError, did_you_mean, type_of
-from ...memory.graph_input import InputError, list_names
+from ...memory.graph_input import InputError, check_names, explain_error, list_names
 from ...nodes.arguments import check_argument
 from ...nodes.channels import NodeChannels, node_channels, type_hints
 from .mermaid import FlowError
@@ -95,6 +98,30 @@ class ReadingNode(RunnableCallable):
             else:
                 raise
             raise InputError(f"'{self.name}' reads `{key}`, {said}; it was given {list_names(state)}") from error
+
+
+@contextmanager
+def explaining(graph: Any, given: Any) -> Iterator[None]:
+    """A context in which a graph runs on an input: what is wrong with the input, or with what nodes side by side wrote, is a sentence."""
+    check_names(graph, given)
+    try:
+        yield
+    except (InputError, KeyError, AttributeError, TypeError) as error:
+        explain_error(graph, given, error)
+        raise
+    except InvalidUpdateError as error:
+        calls = [frame.f_locals for frame, _ in walk_tb(error.__traceback__) if frame.f_code is apply_writes.__code__]
+        if not calls or "chan" not in calls[-1]:
+            raise
+        channel = calls[-1]["chan"]
+        wrote = [f"'{task.name}'" for task in calls[-1]["tasks"] for name in dict(task.writes) if name == channel]
+        ran, order = "each wrote", f" or draw one behind the other, {' --> '.join(dict.fromkeys(wrote))}".replace("'", "")
+        if len(set(wrote)) == 1:
+            ran, wrote, order = "wrote each time", [f"{wrote[0]} {len(wrote)} times"], ""
+        raise FlowError(
+            f"{' and '.join(dict.fromkeys(wrote))} ran at the same time, and {ran} `{channel}`, which holds one value; give the channel a "
+            f"reducer, such as {channel}: Annotated[list, operator.add],{order}".rstrip(",")
+        ) from error
 
 
 def ends_here(source: str | None) -> str:

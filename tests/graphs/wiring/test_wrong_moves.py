@@ -258,6 +258,31 @@ def test_a_run_ends_where_nothing_leads_on_if_an_arrow_to_the_end_says_so(kind: 
         assert "a -.-> END" in to_mermaid(graph).replace("-->|end|", "-.->")
 
 
+@pytest.mark.parametrize(
+    ("flow", "fan_outs", "said"),
+    [
+        (
+            "START --> a & b --> END",
+            None,
+            "'a' and 'b' ran at the same time, and each wrote `answer`, which holds one value; give",
+        ),
+        (
+            "START --> a -.-> b --> END",
+            {"a": lambda state: [{}, {}]},
+            "'b' 2 times ran at the same time, and wrote each time `answer`",
+        ),
+    ],
+)
+def test_what_nodes_without_types_write_at_the_same_time_is_told_when_it_happens(flow: str, fan_outs: Any, said: str) -> None:
+    graph = wire(
+        builder(), f"flowchart LR\n {flow}", dict.fromkeys("ab", lambda state: {"answer": "x"}), None, fan_outs
+    ).compile()
+    with pytest.raises(FlowError, match=said):
+        graph.invoke({"question": "?"})
+    with pytest.raises(FlowError, match=r"reducer, such as answer: Annotated\[list, operator.add\]"):
+        asyncio.run(graph.ainvoke({"question": "?"}))
+
+
 def fan_out_none(state: Asked) -> list[Send]:
     return []
 
