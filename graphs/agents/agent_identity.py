@@ -158,11 +158,12 @@ class AgentIdentity:
         signed = {**message.response_metadata, SAID_BY: self.node_name}
         return message.model_copy(update={"id": message.id or str(uuid4()), "response_metadata": signed})
 
-    def own_messages(self, messages: Sequence[Any]) -> list[Any]:
+    def own_messages(self, messages: Sequence[Any], given: Collection[str] = ()) -> list[Any]:
         """The messages without what other agents and nodes of a graph have said and called; what tools told them was read here, too.
 
-        Results that a person wrote in a tool's place are marked.
+        Results that a person wrote in a tool's place are marked. Those of the ids `given` are not the agent's: what begins a run is a user's.
         """
+        messages = self._read_as_asked(messages, given) if given else messages
         mine = {n for n, one in enumerate(messages) if not self._bound or one.name in (None, self._bound)}
         if self.is_node:
             name, turns = self.node_name, [*accumulate(isinstance(one, HumanMessage) for one in messages)]
@@ -171,6 +172,17 @@ class AgentIdentity:
             mine |= {n for n, turn in enumerate(turns) if turn not in told}
         kept = [one for n, one in enumerate(messages) if n in mine or not isinstance(one, AIMessage)]
         return mark_answered(kept, self._answerable)
+
+    def _read_as_asked(self, messages: Sequence[Any], given: Collection[str]) -> list[Any]:
+        kept, is_asked, has_said = list[Any](), False, False
+        for one in messages:
+            if one.id in given and (has_said or (not is_asked and isinstance(one, AIMessage))):
+                kept.append(HumanMessage(one.content, id=one.id, name=one.name))
+            elif one.id not in given or not isinstance(one, AIMessage):
+                kept.append(one)
+                is_asked, has_said = is_asked or isinstance(one, HumanMessage), has_said or isinstance(one, AIMessage)
+                has_said = has_said and not isinstance(one, HumanMessage)
+        return kept
 
     def read_tools(self, tools: Sequence[Any]) -> None:
         """Compare the tools of an agent without a name with those of the agents that have used this memory before.

@@ -44,6 +44,11 @@ def keep_given(known: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[d
     return [one for one in known if (one["method"], one.get("agent")) not in whose] + [one for one in new if one["text"]]
 
 
+def keep_ids(known: list[str], new: list[str]) -> list[str]:
+    """All ids, each once: two learners of an agent find the same."""
+    return [*dict.fromkeys([*known, *new])]
+
+
 class LearningState(AgentState[Any]):
     """The agent's state with what a learning method did."""
 
@@ -52,6 +57,8 @@ class LearningState(AgentState[Any]):
     of a node (`LearningMiddleware.node`) also the `agent`'s name."""
     trials: NotRequired[Annotated[dict[str, Any], PrivateStateAttr, operator.or_]]
     """Method, and `/agent` for a node's -> what was drawn for the thread (graphs/agents/lift.py)."""
+    given_messages: NotRequired[Annotated[list[str], PrivateStateAttr, keep_ids]]
+    """Ids of messages of no user that runs began with, and that the agent has not said: events, and tasks of a supervisor."""
     given_advice: NotRequired[Annotated[list[dict[str, Any]], PrivateStateAttr, keep_given]]
     """The sections in the thread's prompts: `method`, `message` (the id of the one that it stands with, or its place), `text`, `sources`."""
 

@@ -30,7 +30,7 @@ from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware, AgentState, HumanInTheLoopMiddleware, ModelRequest
 from langchain.agents.middleware.types import ExtendedModelResponse, ToolCallRequest
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 from langgraph.config import get_config
@@ -248,19 +248,46 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         with name_caller(request):
             return mark(await handler(watched))
 
-    def before_agent(self, state: Any, runtime: Any) -> None:
-        """Rate the turn before, where the user's next message says how it was.
+    def before_agent(self, state: Any, runtime: Any) -> dict[str, Any] | None:
+        """Rate the turn before, where the user's next message says how it was; note what no user has said, where the run begins with it.
 
         Raises:
             ScopeError: the run does not say whose memory is meant.
         """
         if (source := self._source_of_turn_before(state, runtime)) is not None:
             self._rate(state, runtime, *source)
+        return self._find_given(state, runtime)
 
-    async def abefore_agent(self, state: Any, runtime: Any) -> None:
+    async def abefore_agent(self, state: Any, runtime: Any) -> dict[str, Any] | None:
         """Rate the turn before, in an agent that is awaited."""
         if (source := await asyncio.to_thread(self._source_of_turn_before, state, runtime)) is not None:
             await self._arate(state, runtime, *source)
+        return await asyncio.to_thread(self._find_given, state, runtime)
+
+    def _find_given(self, state: Any, runtime: Any) -> dict[str, Any] | None:
+        """The messages since the user's last one that the agent has not said itself: an event, or the task of a supervisor."""
+        messages = state["messages"]
+        start = last_user_message(messages) if any(isinstance(one, HumanMessage) for one in messages) else -1
+        found = [
+            one
+            for one in messages[start + 1 :]
+            if isinstance(one, AIMessage | SystemMessage) and not getattr(one, "tool_calls", ())
+        ]
+        if not found or self.mode == "off" or self.agent.is_node:
+            return None
+        try:
+            place = self._place(state, runtime)
+            known = self._memory(place.scope).conversations.turns.get(place.thread)
+        except ScopeError:
+            raise
+        except Exception as error:
+            LOG.warning("%s: it is not known what the agent has said before: %s", self.method, error)
+            return None
+        own = {id for turn in (known.turns if known else ()) for id in turn.replies}
+        return {"given_messages": [str(one.id) for one in found if one.id not in own]}
+
+    def _own_messages(self, state: Any) -> list[Any]:
+        return self.agent.own_messages(state["messages"], state.get("given_messages") or ())
 
     def after_agent(self, state: Any, runtime: Any) -> None:
         """Record the turn that has ended, and rate it if there is a source of rewards."""
@@ -300,7 +327,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
                 self._rebuild_indexes()
             if (memory := self._opened(place.scope, place.thread, goes_on=place.step > 0)) is None:
                 return None
-            said = self.agent.own_messages(request.state["messages"])
+            said = self._own_messages(request.state)
             recorded = [one.id for one in memory.conversations.turns_at_hand(place.thread)]
             place = replace(place, number=count_turns_before(said, recorded, place.turn))
             drawn: Any = request.state.get("trials") or {}
@@ -310,7 +337,8 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             prompts = AdvisedPrompts(request, self.method, self.place, trial, are_known, self.max_added_tokens)
             entries: Any = request.state.get("learning") or ()
             state: Any = {**request.state, "learning": [one for one in entries if "failed" not in one]}
-            plain = request.override(messages=self.agent.own_messages(plain_messages(request.messages)), state=state)
+            own = self.agent.own_messages(plain_messages(request.messages), request.state.get("given_messages") or ())  # type: ignore[arg-type]
+            plain = request.override(messages=own, state=state)
             place = replace(place, trial=trial, room=prompts.room)
             return OpenConsultation(self.consult(plain, place, memory.index), prompts, place)
         except ScopeError:
@@ -323,7 +351,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         """The answer, with an entry for the state that says why memory failed, if it did; the log says so once a turn."""
         if error is None:
             return answer
-        turn, failure = turn_id(request.messages, find_caller().call), f"{type(error).__name__}: {error}"
+        turn, failure = turn_id(self._own_messages(request.state), find_caller().call), f"{type(error).__name__}: {error}"
         if (turn, failure) not in self._logged:
             self._logged.append((turn, failure))
             traced = None if isinstance(error, UserError) else error
@@ -398,7 +426,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         if self.mode == "off":
             return ""
         try:
-            place, messages = self._place(state, runtime), self.agent.own_messages(state["messages"])
+            place, messages = self._place(state, runtime), self._own_messages(state)
             self._record(place, messages, state.get("learning") or [], runtime)
             self._memory(place.scope).open_turns.discard((place.thread, place.turn))
             turn = messages[last_user_message(messages) :]
@@ -434,7 +462,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             made: Any = found.command.update if isinstance(found, ExtendedModelResponse) and found.command else {}
             known: Any = request.state.get("learning") or []
             entries = [*known, *made.get("learning", ())]
-            messages = [*self.agent.own_messages(request.state["messages"]), *replies]
+            messages = [*self._own_messages(request.state), *replies]
             self._record(place, messages, entries, request.runtime, goes_on=found is not None)
             if found is not None and len(waits := self._memory(place.scope).open_turns) < MOST_OPEN:
                 waits.add((place.thread, place.turn))
@@ -513,7 +541,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         return self._labels_of(self.scope.of_run(runtime, config.get("configurable", {})))
 
     def _place(self, state: Any, runtime: Any) -> Place:
-        messages = self.agent.own_messages(state["messages"])
+        messages = self._own_messages(state)
         humans = [m for m in messages if isinstance(m, HumanMessage)]
         thread = get_config().get("configurable", {}).get("thread_id") or (humans[0].id if humans else None) or "no thread"
         task = self._task(messages) if self._task is not None else DOMAIN

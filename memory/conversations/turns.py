@@ -427,7 +427,10 @@ def turns_of_run(talks: Sequence[Conversation], **asked: str | None) -> list[lis
     part = list[list[Turn]]()
     while len(said) > before:
         before = len(said)
-        part = [[turn for turn in talk.turns if turn.replies and (turn.id in ids or turn.called_by in said)] for talk in talks]
+        part = [
+            [turn for turn in talk.turns if turn.replies and (turn.id in ids | said or turn.called_by in said)]
+            for talk in talks
+        ]
         said |= {one for turns in part for turn in turns for one in turn.replies}
     return part
 

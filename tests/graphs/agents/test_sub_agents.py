@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 from scripted_chat import SayingChat
@@ -93,3 +93,28 @@ def test_what_a_sub_agent_did_for_a_reply_that_was_left_is_not_rated_later() -> 
     model.asks = False
     begin_again(graph, 1)
     assert list(rate_agents(team, "t", reward=0.0)) == ["supervisor"], "billing has done nothing for the reply that stands"
+
+
+def test_what_a_supervisor_says_is_a_sub_agents_task_and_none_of_its_actions() -> None:
+    learner = SynapseMiddleware(InMemoryStore(), name="billing")
+    biller = create_agent(Biller(), [], middleware=[learner])
+    for said in ([AIMessage("May", name="supervisor")], [HumanMessage("Help."), AIMessage("June")]):
+        biller.invoke({"messages": said}, THREAD)
+    turns = learner.conversation("t").turns
+    assert [[(step.observation, step.action) for step in turn.steps] for turn in turns] == [
+        [("May", "reply: The bill of May.")],
+        [("Help.", "reply: The bill of June.")],
+    ]
+
+
+@pytest.mark.parametrize("event", [SystemMessage("Parcel"), AIMessage("Parcel", name="webhook")])
+@pytest.mark.parametrize("name", [None, "desk"])
+def test_an_event_begins_a_turn_also_where_the_turn_before_was_not_rated(event: Any, name: str | None) -> None:
+    learner = SynapseMiddleware(InMemoryStore())
+    agent = create_agent(Biller(), [], middleware=[learner], checkpointer=InMemorySaver(), name=name)
+    replies = [agent.invoke({"messages": [said]}, THREAD)["messages"][-1].id for said in (("user", "May"), event)]
+    agent.invoke({"messages": "June"}, THREAD)
+    for reply, reward in zip(replies, (1.0, 0.0), strict=True):
+        learner.feedback("t", reward=reward, message_id=reply)
+    assert rated(learner) == {"reply: The bill of May.": 1.0, "reply: The bill of Parcel.": 0.0}
+    assert learner._conversations({}).trajectories.all()[1].task.instruction == "Parcel"
