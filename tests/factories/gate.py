@@ -147,7 +147,7 @@ def measure_guard(folder: Path, seeds: int = 10) -> str:
         rows.append(_share_row(f"scenarios won, split {split}", (one.is_won for one in played if one.scenario.split == split)))
     rows.append(_share_row("turns right", (bool(turn.verdict.reward) for one in played for turn in one.turns)))
 
-    more = [one for split in range(len(hierarchy.SPLITS)) for one in hierarchy.scenarios(split, 100, seed=1)]
+    more = [one for split in range(len(hierarchy.SPLITS)) for one in hierarchy.scenarios(split, 10 * seeds, seed=1)]
     lost = [one for one in guard.play_scenarios(*loaded, more, seed="hindsight") if not one.turns[0].verdict.reward]
     asked = [hierarchy.chat_messages(one.scenario, (), one.turns[0].user) for one in lost]
     right = [hierarchy.compliant_reply(one.scenario, one.turns[0].user) for one in lost]

@@ -98,11 +98,11 @@ def test_rubbish_from_the_model_is_the_agents_and_nothing_else_breaks(
 @pytest.mark.slow
 @each
 def test_a_store_that_goes_away_in_mid_conversation_takes_no_answer(method: str, caplog: pytest.LogCaptureFixture) -> None:
-    """At each number of operations that it still does; then it comes back, and learning goes on."""
+    """After some numbers of operations; then it comes back, and learning goes on."""
     store = FickleStore()
     agent, learner, _ = make(method, store)
     desk.play(agent, learner, range(8))
-    for left in range(12):
+    for left in (0, 1, 2, 3, 5, 8):
         store.left = left
         with caplog.at_level(logging.WARNING):
             out = agent.invoke({"messages": desk.ticket(left)[0]}, config(f"down{left}"))

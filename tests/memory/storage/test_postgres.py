@@ -111,7 +111,9 @@ def test_no_server_and_no_login_are_said_without_the_password(server: PostgresSe
         open_store("postgresql://me:sesame@127.0.0.1:1/x")
 
 
-@pytest.mark.parametrize("method", ["jitrl", "icrl", "reasoning-bank", "lessons"])
+@pytest.mark.parametrize(
+    "method", ["jitrl", "lessons", *(pytest.param(one, marks=pytest.mark.long) for one in ("icrl", "reasoning-bank"))]
+)
 def test_no_row_has_a_byte_of_what_an_agent_has_forgotten_and_no_file_once_the_server_has_cleaned_up(
     method: str, server: PostgresServer, database: str
 ) -> None:

@@ -83,7 +83,7 @@ def from_snapshot(memory: Experiences) -> bool:
     return any(one.saved > 0 for one in memory._scopes.values())
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 12))])
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 12))])
 def test_answers_are_those_of_a_memory_made_anew_whatever_was_written(tmp_path: Path, seed: int) -> None:
     """Random additions, changed rewards, prunes and reopenings; the answers to random questions stay equal."""
     draw, number, used = Random(seed), 0, 0
@@ -356,7 +356,7 @@ def test_a_kill_at_any_moment_leaves_a_memory_that_answers_as_one_made_anew(tmp_
     code = textwrap.dedent(WRITER).format(
         tests=str(Path(__file__).parent), support=str(Path(__file__).parents[2] / "support"), place=str(tmp_path)
     )
-    for _ in range(6):
+    for _ in range(4):
         writer = Python("-c", code)
         assert writer.stdout is not None
         for _ in range(draw.randrange(3, 12)):
@@ -370,7 +370,7 @@ def test_a_kill_at_any_moment_leaves_a_memory_that_answers_as_one_made_anew(tmp_
             assert answers(memory, Random(0)) == answers(anew(records_in(store)), Random(0))
             used += from_snapshot(memory)
             memory._scopes.clear()  # this process writes none
-    assert used > 2
+    assert used > 1
 
 
 def test_segments_find_what_one_index_finds() -> None:

@@ -349,7 +349,7 @@ def test_scienceworld_ends_no_run_because_of_a_reply(tmp_path: Path) -> None:
     ]
     world = ScienceWorld("find-non-living-thing", {"actions": "none"}, horizon=5, live=1)
     try:
-        for name in ("icrl", "reflexion", "self-refine?rewards=dense", "best-of-n"):
+        for name in ("icrl", "self-refine?rewards=dense"):
             chat, journal, log = ScriptedChat(replies=said), Journal(details=("lost",)), tmp_path / f"{name}.jsonl"
             inputs = MethodInputs.with_chat_model(world, journal, chat)
             graph = run.build(find_method(name).build(inputs, method_settings(name)), Rows(log))

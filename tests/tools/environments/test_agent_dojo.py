@@ -11,11 +11,11 @@ needs_agent_dojo = needs("agentdojo")
 
 
 @needs_agent_dojo
-@pytest.mark.slow
+@pytest.mark.parametrize("every", [pytest.param(4, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("suite", SUITES)
-def test_solutions_win_with_and_without_injections_and_no_solution_is_an_attack(suite: str) -> None:
+def test_solutions_win_with_and_without_injections_and_no_solution_is_an_attack(suite: str, every: int) -> None:
     env, attacked = AgentDojo(suite), AgentDojo(suite, {"scored": "attacks"})
-    for number in range(len(env._suite.tasks)):
+    for number in range(0, len(env._suite.tasks), every):
         for split in ("train", "test"):
             task = env.task(number, split)
             end = env.observe(task, env.gold(task))
