@@ -217,7 +217,8 @@ class LoRATrainer:
         samples: Sequence[TrainingSample] = self._kept_samples(batch, correction)
         if not samples:
             return Update("", _nothing_left(correction, objective)), {}
-        examples = [sample.example for sample in samples]
+        taught = {sample.id for sample in samples}  # as they were served: the base model would never say a correction
+        examples = [self._reader.example(one) for one in batch.exchanges if one.id in taught]
         copy_tensors(self._live, state.tensors)
         critic = make_critic(network) if objective.needs_critic else None
         optimizer = self._make_optimizer(state, critic)
@@ -230,8 +231,7 @@ class LoRATrainer:
         teacher, base = partial(self._with_tensors, state.teacher), self._as_base
 
         def take(samples: Sequence[TrainingSample], share: float) -> OptimizerStepResult:
-            more: dict[str, Any] = {"teacher": teacher, "base": base, "critic": critic}
-            return learn(network, optimizer, samples, objective, scale=scale * share, **more)
+            return learn(network, optimizer, samples, objective, scale=scale * share, teacher=teacher, base=base, critic=critic)
 
         try:
             done = self._learn_until_kept(samples, self._liked_samples(batch, samples), take, len(batch.exchanges))

@@ -426,6 +426,14 @@ def test_a_parent_beyond_a_limit_is_left_a_little_at_a_time(learner: Make, batch
     assert all(0.8 * before < after <= 0.96 * before for before, after in pairwise(distances))
 
 
+def test_the_limits_of_a_step_read_what_was_served_and_not_the_corrections(learner: Make, pocket: LocalChatModel) -> None:
+    """The base model would never say them: the limits took back what was learned, or half of it, and the model garbled."""
+    lot = minibatch([replace(one, feedback=Feedback(correction="take north")) for one in served(pocket, 4)])
+    teaching = learner(kind="mixed", learning_rate=1e-2)
+    done = teaching.step(lot, replace(teaching.correct(lot), max_kl=100.0))
+    assert done.kl == pytest.approx(teaching.measure(done.version, lot.exchanges).kl, rel=1e-3)
+
+
 def test_teachers_lag_behind_as_asked(learner: Make, shelf: StoredVersions, small: Minibatch) -> None:
 
     def steps(count: int, **settings: Any) -> list[Path]:
