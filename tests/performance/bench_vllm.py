@@ -75,7 +75,7 @@ async def measure(name: str, engine: Any, folders: Sequence[Path], options: Any)
 
 def plain_transformers(model: Any, streams: int, rounds: int) -> list[float]:
     """Tokens a second of `generate` on a batch of so many prompts, without an adapter."""
-    ids, rates = torch.randint(100, 400, (streams, 40)), []
+    ids, rates = torch.randint(100, 400, (streams, 40), device=model.device), []
     for _ in range(rounds + 1):
         start = time.perf_counter()
         model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=LENGTH, do_sample=True, eos_token_id=None)

@@ -113,6 +113,19 @@ def cpu(call: Callable[[], Any]) -> float:
     return time.process_time() - start
 
 
+def elapsed(call: Callable[[], Any], device: str) -> float:
+    """CPU seconds of one call on a CPU; on a GPU wall-clock seconds until its work has ended."""
+    if device == "cpu":
+        return cpu(call)
+    import torch
+
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
 def medians(costs: Sequence[float], rounds: int) -> list[float]:
     """The median of each round, where measurement n belongs to round n % rounds."""
     return [statistics.median(costs[n::rounds]) for n in range(min(rounds, len(costs)))]

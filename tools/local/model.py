@@ -472,7 +472,7 @@ class LocalChatModel(BaseChatModel):
             assert prefix.logps is not None  # a prefix without them lacks a token of the prompt, and was extended
             allowed = prefix.logps
             if grammar is not None:
-                allowed = allowed.cpu().masked_fill(~torch.from_numpy(grammar.token_mask()), -torch.inf)
+                allowed = allowed.masked_fill(~torch.from_numpy(grammar.token_mask()).to(allowed.device), -torch.inf)
             (token,) = sample_tokens(allowed[None], [draw], prefix.logps[None])
             if grammar is not None:
                 grammar.advance(token.id)
@@ -488,7 +488,7 @@ class LocalChatModel(BaseChatModel):
         request = self._offered(kwargs.pop("tools", None), kwargs.pop("tool_choice", None))
         sampling, top = self._sampling(stop, kwargs)
         try:
-            draw = make_draw(sampling, top or 0)
+            draw = make_draw(sampling, top or 0, self._network.device)
         except UserError as error:
             raise UserError(f"{self.model}: {error}") from None
         tools, grammar = request.tools, None

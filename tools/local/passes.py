@@ -183,8 +183,7 @@ class PackedNetwork:
         ways = [self._transformers_logits]
         if type(self._network).__name__ in KINDS:
             ways.insert(0, self._llama_logits)
-        on_cpu = self._network.device.type == "cpu" and self._network.dtype == torch.float32
-        self._slabs = SlabPool() if on_cpu else None
+        self._slabs = SlabPool()
         self._logits = next((way for way in ways if model.can_share_passes and self._is_exact(way, model)), None)
         self.is_packed = self._logits is not None
         """True if sequences share passes. If not, prefixes are not cached either."""
@@ -193,13 +192,13 @@ class PackedNetwork:
 
     @torch.inference_mode()
     def __call__(self, parts: Sequence[SequenceInput]) -> torch.Tensor:
-        """Log-probabilities of the token after each part, shape (parts, vocabulary), float32, on the CPU."""
+        """Log-probabilities of the token after each part, shape (parts, vocabulary), float32, on the network's device."""
         self.num_passes += 1
         if self._logits is None:
             logits = torch.cat([self._single_logits(part) for part in parts])
         else:
             logits = self._packed_logits(self._logits, parts)
-        return logits.log_softmax(-1, dtype=torch.float32).cpu()
+        return logits.log_softmax(-1, dtype=torch.float32)
 
     def _packed_logits(self, compute: _Forward, parts: Sequence[SequenceInput]) -> torch.Tensor:
         order = sorted(range(len(parts)), key=lambda i: id(parts[i].adapter))  # an adapter's rows stand together
@@ -222,6 +221,8 @@ class PackedNetwork:
                     start = spans.pop()[0]
                 spans.append((start, len(ids), part.adapter))
         short = -len(ids) % MIN_ROWS
+        if spans and spans[-1][1] == len(ids):  # nobody reads the rows that fill up, and a product of all rows has fewer steps
+            spans[-1] = (spans[-1][0], len(ids) + short, spans[-1][2])
         ids += [0] * short
         positions += [0] * short
         # At least MIN_ROWS rows here too.
@@ -248,8 +249,6 @@ class PackedNetwork:
         Args:
             rows: of the parts' last tokens.
         """
-        if self._slabs is None:
-            return []
         found: dict[Slab, list[tuple[int, int, int]]] = {}
         for part, row in zip(parts, rows[: len(parts)], strict=True):
             cache = part.cache

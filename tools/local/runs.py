@@ -152,7 +152,7 @@ def adjust_logprobs(run: ReplyRun, logps: torch.Tensor) -> torch.Tensor:
         for id_, times in run.token_counts.items():
             logps[id_] -= presence + frequency * times
     if run.grammar is not None:
-        logps[~torch.from_numpy(run.grammar.token_mask())] = -torch.inf
+        logps[~torch.from_numpy(run.grammar.token_mask()).to(logps.device)] = -torch.inf
     return logps
 
 
@@ -188,7 +188,7 @@ def make_run(
         frame=frame,
         decoder=StreamingDecoder(template.decode, frame, sampling.stop, calls, thoughts),
         max_tokens=min(sampling.max_tokens, model.window - len(prompt)),
-        draw=make_draw(sampling, request.top_logprobs or 0),
+        draw=make_draw(sampling, request.top_logprobs or 0, model.network.device),
         channel=Channel(),
         penalties=(float(request.more.get(PENALTIES[0]) or 0), float(request.more.get(PENALTIES[1]) or 0)),
         bias={int(token): float(value) for token, value in (request.more.get("logit_bias") or {}).items()},

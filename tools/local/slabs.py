@@ -110,12 +110,13 @@ class SlabGroup:
         sources, last = [rows[0]] * used, [0] * used
         for slot, position, row in zip(slots, positions, rows, strict=True):
             sources[slot], last[slot] = row, position
-        self._rows, self._slots = torch.tensor(rows), torch.tensor(slots)
-        self._sources = torch.tensor(sources)
-        first = self._slots * (heads * room) + torch.tensor(positions)
-        self._places = (first[:, None] + torch.arange(0, heads * room, room)).flatten()
+        first = torch.tensor(slots) * (heads * room) + torch.tensor(positions)
+        places = (first[:, None] + torch.arange(0, heads * room, room)).flatten()
         mask = torch.zeros(used, room).masked_fill_(torch.arange(room) > torch.tensor(last)[:, None], -torch.inf)
-        self._mask = mask.repeat_interleave(heads, 0)[:, None]
+        like = slab.tensor
+        self._rows, self._slots, self._sources = (torch.tensor(of, device=like.device) for of in (rows, slots, sources))
+        self._places = places.to(like.device)
+        self._mask = mask.repeat_interleave(heads, 0)[:, None].to(like)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, result: Tensor) -> None:
         """Write keys and values of the new tokens into the slab, and their attention into `result`.
@@ -140,7 +141,7 @@ class SlabRow:
         self._row = row
         self._seen = slab.tensor[:, slot].unbind()
         self._new = slab.tensor[:, slot, :, position].unbind()
-        self._mask = torch.zeros(1, 1, slab.room)
+        self._mask = slab.tensor.new_zeros(1, 1, slab.room)
         self._mask[..., position + 1 :] = -torch.inf
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, result: Tensor) -> None:
@@ -162,4 +163,4 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: fl
         mask: (batch or 1, 1, room), added to the scores.
     """
     scores = torch.baddbmm(mask, query, keys.transpose(1, 2), alpha=scale)
-    return torch.bmm(scores.softmax(-1), values)
+    return torch.bmm(scores.softmax(-1, dtype=torch.float32).to(values), values)

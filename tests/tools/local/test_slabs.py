@@ -71,6 +71,19 @@ def test_a_slot_is_anothers_when_its_sequence_ends_and_kept_prefixes_stay_as_the
     assert torch.equal(network([SequenceInput(again, ids[9:])]), first)
 
 
+def test_in_bfloat16_replies_share_the_attention_and_stay_near_what_each_is_alone(tiny: str) -> None:
+    model = LocalChatModel(model=tiny, dtype="bfloat16")
+    network = PackedNetwork(model, AdapterSwitch(model.network, 4, "all-linear"))
+    texts = [[(7 * i + n) % 40 for n in range(3 + 5 * i)] for i in range(SLOTS + 2)]
+    caches = [KVCache() for _ in texts]
+    network([SequenceInput(cache, text[:-1]) for cache, text in zip(caches, texts, strict=True)])
+    together = network([SequenceInput(cache, text[-1:]) for cache, text in zip(caches, texts, strict=True)])
+    assert all(cache.slab is not None for cache in caches)
+    with torch.inference_mode():
+        plain = [model.network(torch.tensor([text])).logits[0, -1].float().log_softmax(-1) for text in texts]
+    assert (together - torch.stack(plain)).abs().max() < 0.3
+
+
 def test_a_sequence_with_broken_numbers_breaks_no_later_one_in_its_slot(network: PackedNetwork) -> None:
     good = KVCache()
     network([SequenceInput(good, [1, 2, 3])])
