@@ -13,11 +13,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 84_546, "tests": 70_210}
+LINES: Mapping[str, int] = {"source": 84_581, "tests": 70_238}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
-    "graphs/agents": 7_541,
+    "graphs/agents": 7_572,
     "graphs/baselines": 1_686,
     "graphs/cli": 2_912,
     "graphs/experiments": 7_690,
@@ -32,7 +32,7 @@ ROOMS: Mapping[str, int] = {
     "memory/lessons": 1_342,
     "memory/returns": 1_061,
     "memory/search": 1_513,
-    "memory/storage": 3_000,
+    "memory/storage": 3_011,
     "nodes": 2_856,
     "nodes/act": 1_926,
     "nodes/evaluate": 875,

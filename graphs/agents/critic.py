@@ -110,11 +110,12 @@ class StudyIndex(Generic[Content]):
         with self._lock:
             if not self._news:
                 return []
-            all_written = {one.id: one for one in store.reflections.all()} if len(self._news) > MANY else None
+            keys = [self.reflection_id(one) for one in self._news.values()]
+            found = store.reflections.all() if len(keys) > MANY else store.reflections.get_many(keys)
+            all_written = {one.id: one for one in found}
             changed = []
             for id, trajectory in self._news.items():
-                key = self.reflection_id(trajectory)
-                written = all_written.get(key) if all_written is not None else store.reflections.get(key)
+                written = all_written.get(self.reflection_id(trajectory))
                 if written is not None and written.about == trajectory_digest(trajectory):
                     self.waiting.pop(id, None)
                 else:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -72,6 +73,8 @@ MANY_TO_READ = 2_000
 """Conversations from which on a memory is read behind the user's back: to read so many takes less than half a second."""
 OPENING_PATIENCE = 0.3
 """Seconds that a first call waits for such a memory."""
+STORE_PATIENCE = 2.0
+"""Seconds that a call waits for a slow store to say what is new."""
 MOST_SHARED = 200
 """Conversations that are recalled where users share, for the few that are shown."""
 LOOK_BACK_DAYS = 7.0
@@ -761,10 +764,30 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
                 memory.seen = None
 
     def _opened(self, scope: tuple[str, ...], thread: str, *, goes_on: bool) -> ScopeMemory[Index] | None:
-        """As `_refreshed`, for a call that a user waits for; None while a large memory is still being read, behind his back."""
+        """As `_refreshed`, for a call that a user waits for; None while a large memory is still being read, behind his back.
+
+        Where the store is slow, it is the memory as it was, or None where it was never read.
+        """
         memory = self._memory(scope)
         if memory.opening is None or not memory.opening.is_alive():
-            if (found := self._look(scope, thread, goes_on=goes_on, may_wait=False)) is not None:
+            if self._is_fresh(memory, goes_on):
+                return memory
+            looked = Future[ScopeMemory[Index] | None]()
+
+            def look() -> None:
+                try:
+                    looked.set_result(self._look(scope, thread, goes_on=goes_on, may_wait=False))
+                except Exception as error:
+                    looked.set_exception(error)
+
+            memory.opening = threading.Thread(target=copy_context().run, args=(look,), daemon=True)
+            memory.opening.start()
+            if not wait([looked], STORE_PATIENCE).done:
+                what = "the store was slow, and the agent answered with what memory had before, or without"
+                memory.note_failure(what, f"an answer that took more than {STORE_PATIENCE:g} seconds")
+                LOG.warning("%s: %s: no answer in %g seconds", self.method, what, STORE_PATIENCE)
+                return memory if memory.seen is not None else None
+            if (found := looked.result()) is not None:
                 return found
             opening = threading.Thread(target=copy_context().run, args=(self._read_all, scope), daemon=True)
             opening.start()
@@ -774,7 +797,13 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
                 return self._refreshed(scope, thread, goes_on=goes_on)
             words = "%s: the memory of %s is being read: until it is, the agent answers without advice; memory() opens it ahead"
             LOG.warning(words, self.method, "/".join(scope))
-        return None
+        return memory if memory.seen is not None else None
+
+    def _is_fresh(self, memory: ScopeMemory[Index], goes_on: bool) -> bool:
+        """True if a memory has all that it must have of what was learned until now."""
+        patience = max(self.refresh_seconds, REFRESH_IN_TURN) if goes_on else self.refresh_seconds
+        is_due = time.monotonic() - memory.looked >= patience or memory.conversations.has_news
+        return memory.seen is not None and not is_due
 
     def _read_all(self, scope: tuple[str, ...]) -> ScopeMemory[Index]:
         opening = self._memory(scope).opening
@@ -801,19 +830,20 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             may_wait: False: None is returned where more than `MANY_TO_READ` conversations have to be read.
         """
         memory = self._memory(scope)
-        patience = max(self.refresh_seconds, REFRESH_IN_TURN) if goes_on else self.refresh_seconds
         with memory.lock:
             now = time.monotonic()
-            if now - memory.looked < patience and memory.seen is not None and not memory.conversations.has_news:
+            if self._is_fresh(memory, goes_on):
                 return memory
             memory.conversations.has_news = False
             changed, seen = memory.conversations.changes(memory.seen, "" if goes_on else thread)
             changed = self._take_trials(memory, changed)
-            if changed is None and not may_wait and memory.conversations.has_many(MANY_TO_READ):
-                memory.seen = None
-                return None
             if changed is None:
-                memory.index, changed = self.make_index(), memory.conversations.trajectories.all()
+                kept = memory.conversations
+                changed = kept.trajectories.all() if may_wait else kept.trajectories.read_few(MANY_TO_READ)
+                if changed is None:
+                    memory.seen = None
+                    return None
+                memory.index = self.make_index()
                 memory.ids, memory.withheld = set(), {}
             memory.seen = seen  # only now: a store that failed is read again
             memory.ids |= {one.id for one in changed}

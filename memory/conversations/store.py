@@ -527,10 +527,6 @@ class ConversationStore:
             self.store.put((*self.scope, "agent"), "card", {"text": clean_text(card)}, index=False)
             self._card = card
 
-    def has_many(self, count: int) -> bool:
-        """True if there are at least so many rated stretches, without reading the others."""
-        return len(self.store.search(self.trajectories.namespace, limit=count)) >= count
-
     def _announce(self, ids: Sequence[str]) -> None:
         self._changes.put([self._changes_with(ids, self._changes.get(self._writer))])
 

@@ -117,6 +117,14 @@ class RecordStore(Generic[R]):
         """All stored records, oldest first (by the store's clock, then by id)."""
         return [record for _, record in self.with_moments()]
 
+    @asks_store
+    def read_few(self, count: int) -> list[R] | None:
+        """All stored records as `all` gives them, where there are fewer than so many; else None, without reading the others."""
+        if len(items := self.store.search(self.namespace, limit=count)) >= count:
+            return None
+        mine = [one for one in items if one.namespace == self.namespace]
+        return list(self._records(sorted(mine, key=lambda one: (one.created_at, one.key)))) if is_all(items) else self.all()
+
     def with_moments(self) -> list[tuple[str, R]]:
         """All stored records as `all` gives them, each with the moment (memory/storage/branches.py) of its first writing."""
         items = self._items()

@@ -154,6 +154,34 @@ def test_a_large_memory_is_read_behind_the_users_back(method: str, monkeypatch: 
     assert any(entry["recalled"] for entry in advice(learner, "t23"))
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_call_does_not_wait_for_a_slow_store_and_uses_what_is_known(is_known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    free, looks = Event(), Event()
+
+    class Slow(InMemoryStore):
+        def batch(self, ops: Any) -> Any:
+            ops = list(ops)
+            if any(getattr(one, "namespace_prefix", ("",))[-1] == "changes" for one in ops):
+                looks.set()
+                assert free.wait(60)
+            return super().batch(ops)
+
+    free.set()
+    made = make("synapse", store := Slow(), **BY_ISSUE.get("synapse", {}), refresh_seconds=0.0)
+    desk.play(made[0], made[1], range(20))
+    agent, learner, _ = made if is_known else make("synapse", store, **BY_ISSUE.get("synapse", {}))
+    free.clear()
+    looks.clear()
+    monkeypatch.setattr(scopes, "STORE_PATIENCE", 0.0)
+    agent.invoke({"messages": desk.ticket(21)[0]}, config("late"))
+    assert looks.wait(60)
+    assert any(entry["recalled"] for entry in advice(learner, "late")) == is_known
+    free.set()
+    assert "the store was slow, and the agent answered with what memory had before, or without" in str(
+        learner.status(tenant="acme")
+    )
+
+
 def test_nothing_names_a_thread_that_was_forgotten_in_another_process() -> None:
     store = InMemoryStore()
     here = rated(store, "zaphod")
