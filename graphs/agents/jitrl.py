@@ -37,7 +37,7 @@ from langgraph.store.base import BaseStore
 
 from ...memory.conversations.messages import last_user_message, steps, text_read, without_values
 from ...memory.conversations.reviews import REJECTED
-from ...memory.errors import UserError, plural
+from ...memory.errors import UserError, did_you_mean, plural
 from ...memory.records import Candidate, Neighbour, Observation, Trajectory, Transition
 from ...memory.search.similarity import Similarity
 from ...nodes.act.advantage import action_values
@@ -47,7 +47,7 @@ from ...nodes.fence import escape_tags
 from ...nodes.prompt import Prompt
 from ...nodes.text import trim_middle
 from ..jitrl import VARIANT_NODES, JitRL
-from .agent_identity import DOMAIN
+from .agent_identity import DOMAIN, tool_schema, unknown_tools
 from .consultation import Advice, AdviceRoom, Consultation, PendingCall, Place, not_streamed
 from .episodes import ChatWorld
 from .learner import LearnerOptions, LearningMiddleware
@@ -134,7 +134,18 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
 
     def read_tools(self, tools: Sequence[Any]) -> bool:
         """Take note of which arguments of the tools say what is done; returns True if that has changed."""
-        return self.decisions.read_tools(tools)
+        before, has_changed = self.decisions.missing, self.decisions.read_tools(tools)
+        for said in {*self.decisions.missing} - {*before}:
+            LOG.warning("%s: %s", self.method, said)
+        return has_changed
+
+    def check_tools(self, tools: Sequence[Any]) -> None:
+        """Raise UserError where `decide` names a tool that an agent which is made with these has not, and one of these is meant."""
+        names = [str(tool_schema(one)["name"]) for one in tools]
+        others = [one for one in names if one not in self.decisions.decide]
+        for name in self.decisions.decide:
+            if name not in names and did_you_mean(name, others):
+                raise UserError(*unknown_tools("decide", [name], others))
 
     def adapt(self, trajectory: Trajectory) -> Trajectory | None:
         """The decisions alone, the last that was taken with the reward; None without a decision."""

@@ -143,6 +143,9 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         """Take note of the tools that the agent has at this call; returns True if `adapt` works differently from now on."""
         return False
 
+    def check_tools(self, tools: Sequence[Any]) -> None:
+        """Raise UserError where an option names a tool that an agent which is made with these has not, and one of these is meant."""
+
     @checks_arguments
     def node(
         self,
@@ -162,6 +165,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         """
         from .model_node import model_node
 
+        self.check_tools(tools)
         self.agent.bind("")
         self.agent.is_node = True
         return model_node(self, model, tools, system_prompt, messages_key)
@@ -191,6 +195,10 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         if frame.f_code is create_agent.__code__:
             beside = [one for one in frame.f_locals.get("middleware") or () if isinstance(one, HumanInTheLoopMiddleware)]
             asked = {tool: options["allowed_decisions"] for one in beside for tool, options in one.interrupt_on.items()}
+            others = [one for one in frame.f_locals.get("middleware") or () if not isinstance(one, LearningMiddleware)]
+            self.check_tools(
+                [*(frame.f_locals.get("tools") or ()), *(tool for one in others for tool in getattr(one, "tools", ()))]
+            )
             self.agent.bind(frame.f_locals.get("name") or "", [tool for tool, allowed in asked.items() if "respond" in allowed])
         return ()
 

@@ -388,10 +388,12 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         rated = memory.conversations.trajectories.count()
         kept = [bool(memory.conversations.ratings(one.id)) for one in memory.conversations.open_quarantines()]
         notes = tuple(f"retired {retirement(one)}" for one in memory.ledger.retired.values())
-        if any(one != labels for one in self._recorded(scope)):
+        recorded = [*self._recorded(scope)]
+        if any(one != labels for one in recorded):
             more = ", ".join(name for name in self.scope.names if name not in scope)
             notes += (f"not counted here is what has a {more}: give {more}, as scopes() lists",)
-        elif not rated and (meant := self._names_meant(scope)):
+        elif scope and not recorded:
+            meant = self._names_meant(scope) or "; scopes() lists those that something is recorded of"
             notes += (f"nothing is recorded of {' '.join(map(unquote, self.scope.labels(scope, to_last=True)))}{meant}",)
         if memory.left_out:
             said = f"max_added_tokens had no room for all that was recalled in {plural(memory.left_out, 'model call')}"
@@ -571,7 +573,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
                 if rating.turn == turn.id:
                     numbers = [numbered[one.id] for one in rated]
                     others = f" (of turns {', '.join(map(str, numbers))})" if numbers != [number] else ""
-                    lines.append(f"  {rating_text(rating)}{others}")
+                    unlearned = "" if any(one.steps for one in rated) else ": nothing is learned, since the agent did nothing"
+                    lines.append(f"  {rating_text(rating)}{others}{unlearned}")
         if kept_out is not None and not kept_out.released:
             lines.append(f"nothing is learned from it: {kept_out.reason}; release({thread_id!r}) lets it in")
         return "\n".join(short(line, MOST_LINE_CHARS) for line in lines)

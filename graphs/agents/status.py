@@ -83,7 +83,7 @@ class LearnerStatus:
             found.append(f"waiting for the critic: {self.waiting}; {self.when}")
         if self.unreadable:
             found.append(
-                f"the critic failed at {len(self.unreadable)} of {self.studied} studied, the last: {self.unreadable[-1]}"
+                f"the critic failed in all of its tries at {len(self.unreadable)} of {self.studied} studied, the last: {self.unreadable[-1]}"
             )
         if self.alike:
             found.append(f"{plural(self.alike, 'group')} of conversations had equal rewards, and nothing to compare")

@@ -42,7 +42,7 @@ def test_replies_that_cannot_be_read_are_counted_and_not_asked_for_again(method:
         play(agent, learner, range(4, 5))
     status = learner.status(tenant="acme")
     assert (status.studied, status.waiting, status.lessons, len(status.unreadable)) == (3, 0, 0, 3)
-    assert "the critic failed at 3 of 3 studied, the last: " in str(status)
+    assert "the critic failed in all of its tries at 3 of 3 studied, the last: " in str(status)
     assert sum("nothing was learned from t" in said for said in caplog.messages) == 3
     assert set(model.seen) == {PLAIN}
 

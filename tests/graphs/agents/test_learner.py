@@ -433,13 +433,16 @@ def test_status_says_that_nothing_went_well_that_all_is_held_and_that_a_tool_is_
         ask(agent, f"t{n}")
         failed.feedback(f"t{n}", reward=0.0, tenant="acme")
     assert failed.status(tenant="acme").problems == (f"nothing that was rated is recalled: that takes {failed.needs}",)
-    agent, held = make(InMemoryStore(), hold=True, decide=["resolv"])
+    with pytest.raises(UserError, match="decide names resolv, and the agent has no such tool; did you mean resolve"):
+        make(InMemoryStore(), decide=["resolv"])
+    agent, held = make(InMemoryStore(), hold=True, decide=["escalate"])
     ask(agent, "a")
     held.feedback("a", reward=1.0, tenant="acme")
     said = str(held.status(tenant="acme"))
     assert "nothing is learned from 1 conversation, 1 of them with feedback: " in said
     assert "no conversation has feedback" not in said
-    assert "decide names resolv, and the agent has no such tool; did you mean resolve?" in said
+    assert "decide names escalate, and the agent has no such tool" in said
+    assert "nothing is recorded of tenant=nobody; scopes() lists those that " in str(held.status(tenant="nobody"))
 
 
 def test_a_closed_learner_and_a_task_that_is_no_text_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

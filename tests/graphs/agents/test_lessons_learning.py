@@ -84,7 +84,7 @@ def test_a_critic_that_cannot_be_read_is_counted(caplog: pytest.LogCaptureFixtur
     status = learner.status(tenant="acme")
     assert status.lessons == 0
     assert len(status.unreadable) == 2 - status.alike
-    assert "the critic failed at " in str(status)
+    assert "the critic failed in all of its tries at " in str(status)
     assert any("a comparison of 3 conversations of agents/agent/tenant=acme was lost" in said for said in caplog.messages)
     assert set(model.seen) == {PLAIN}
 

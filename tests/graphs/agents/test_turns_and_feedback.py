@@ -19,6 +19,7 @@ from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.store.memory import InMemoryStore
 from langgraph.types import Send
 from learning_agents import METHODS, config, make
+from scripted_chat import SayingChat
 
 from learngraph.graphs.agents.icrl import ICRLMiddleware
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
@@ -376,3 +377,16 @@ def test_turns_before_are_told_from_ids_and_those_ahead_of_someone_who_went_back
     assert count_turns_before([first, now], ["a", "b", "c"], "now") == 1
     assert count_turns_before([summary, second, now], ["a", "b"], "now") == 2
     assert count_turns_before([summary, now], ["a", "b", "c", "now"], "now") == 3
+
+
+def test_a_rated_turn_in_which_the_agent_did_nothing_says_that_nothing_is_learned() -> None:
+    class Broken(SayingChat):
+        def say(self, messages: Any, **options: Any) -> AIMessage:
+            raise OSError("the model is away")
+
+    learner = make("synapse")[1]
+    agent = create_agent(Broken(), [], middleware=[learner])
+    with pytest.raises(OSError, match="the model is away"):
+        agent.invoke({"messages": "Help."}, config("a"))
+    learner.feedback("a", reward=0.0, tenant="acme")
+    assert learner.explain("a", tenant="acme").endswith("reward 0: nothing is learned, since the agent did nothing")
