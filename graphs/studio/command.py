@@ -35,7 +35,14 @@ def studio(args: Sequence[str]) -> int:
     except ImportError as error:
         raise UserError(f"the studio needs a web server ({error}): pip install 'learngraph[serve]'") from error
 
-    server = StudioServer(open_studio(options), secrets.token_urlsafe(24), options.port)
+    if options.target.endswith(".mmd") and not (flow := options.flow or Path(options.target)).exists():
+        print(f"{flow} is a new drawing: it is written when you save it", flush=True)
+    key = os.environ.get("LEARNGRAPH_STUDIO_KEY", "").strip() or secrets.token_urlsafe(24)
+    if len(key) < 16 or not key.replace("-", "").replace("_", "").isalnum():
+        raise UserError(
+            "LEARNGRAPH_STUDIO_KEY is a secret of at least 16 letters, digits, - and _; `openssl rand -hex 24` makes one"
+        )
+    server = StudioServer(open_studio(options), key, options.port)
     print(f"{server.url}\nthe studio is open; Ctrl-C ends it", flush=True)
     has_screen = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     if options.browser and has_screen:

@@ -202,7 +202,11 @@ class Drawing:
                 os.replace(part, self.path)
             except OSError as error:
                 raise StudioError(f"{self.path} cannot be written: {error.strerror or error}") from error
-        return {"version": _version(text, True), "message": f"Saved to {self.path}."}
+        said, faults = f"Saved to {self.path}", self.check(text)["findings"]
+        if faults:
+            where = f"line {faults[0]['line']}: " if faults[0]["line"] else ""
+            said += f"; it cannot run yet, for {len(faults)} fault{'s' * (len(faults) > 1)}. {where}{faults[0]['message'].rstrip('.')}"
+        return {"version": _version(text, True), "message": f"{said}.", "runs": not faults}
 
     def palette(self) -> list[dict[str, Any]]:
         """The nodes in groups: those of this graph first, which can be drawn as they are, then the catalogue's by what they do."""

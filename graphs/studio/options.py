@@ -34,7 +34,7 @@ class StudioOptions:
     input: str = ""
     """The input of a graph of yours, as JSON: `{"messages": "Hello"}`. It can be changed on the page."""
     port: int = 0
-    """Port of 127.0.0.1; 0 takes one that is free."""
+    """Port of 127.0.0.1; 0 takes one that is free. With LEARNGRAPH_STUDIO_KEY set the key is that, and a link holds after a restart."""
     browser: bool = True
     """Open the page in a browser, where there is a screen."""
 

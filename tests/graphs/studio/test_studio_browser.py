@@ -224,6 +224,7 @@ async def test_a_drawing_is_edited_beside_its_picture_and_saved(tmp_path: Path, 
             assert await opened.run(f"{svg}.width > 3 * {svg}.height"), (
                 "a flowchart LR beside the text, which is wider than high"
             )
+            await until(opened, f"{svg}.width <= {room}")  # all of it is in sight when it is opened
             for label, width in (("Fit", f"<= {room}"), ("+", f"> {room}"), ("−", f"<= {room}")):
                 await opened.run(
                     f"[...document.querySelectorAll('.editor .zoom button')].find((one) => one.textContent === '{label}').click()"

@@ -33,7 +33,7 @@ from typing_extensions import TypedDict
 from waiting import PATIENCE
 
 import learngraph
-from learngraph.graphs.studio.command import open_studio
+from learngraph.graphs.studio.command import open_studio, studio
 from learngraph.graphs.studio.drawing import Drawing
 from learngraph.graphs.studio.forms import answer_form, input_form, question_text, read_settings, settings_form
 from learngraph.graphs.studio.options import StudioOptions
@@ -542,6 +542,22 @@ def test_mistakes_of_a_drawing_name_their_lines() -> None:
     assert found["message"].endswith("behind 'begin', neither here nor in the catalogue; did you mean Begin?")
 
 
+def test_a_link_with_a_key_of_ones_own_holds_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("learngraph.tools.serving.studio_server.StudioServer.run", lambda server: None)
+    monkeypatch.setenv("LEARNGRAPH_STUDIO_KEY", "a-key-of-24-characters__")
+    studio(["new.mmd", "--no-browser"])
+    said = capsys.readouterr().out
+    assert "/#key=a-key-of-24-characters__" in said
+    assert "new.mmd is a new drawing: it is written when you save it" in said
+    for short in ("short", "a key of 24 characters &"):
+        monkeypatch.setenv("LEARNGRAPH_STUDIO_KEY", short)
+        with pytest.raises(UserError, match="is a secret of at least 16 letters"):
+            studio(["new.mmd", "--no-browser"])
+
+
 @pytest.mark.parametrize("target", ["agent.mmd", "./my_studio_own.py:graph"])
 def test_any_node_of_the_catalogue_is_put_into_a_drawing_of_ones_own(target: str, app_folder: Path) -> None:
     (app_folder / "my_studio_own.py").write_text(APP)
@@ -571,6 +587,8 @@ def test_any_node_of_the_catalogue_is_put_into_a_drawing_of_ones_own(target: str
     ):
         found = drawing.check(further.replace('{"epsilon": 0.25}', wrong))["findings"]
         assert any(says in one["message"] for one in found), found
+    told = drawing.save("flowchart LR\n START --> Act", drawing.read()["version"])["message"]
+    assert re.search(r"Saved to .*; it cannot run yet, for \d faults?\. line 2: .*'Act'", told), told
     drawing.save(further, drawing.read()["version"])
     assert drawing.write_python()["message"].endswith("Fill in the dots of Submit first.")
     written = drawing.path.with_suffix(".py").read_text()

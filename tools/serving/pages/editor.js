@@ -116,7 +116,7 @@ export function EditorView({ ask, dirty, here }) {
     try {
       const saved = await ask("save", { text: words, version });
       setFile({ ...now.current.file, text: words, version: saved.version, exists: true });
-      setTold({ text: saved.message });
+      setTold({ text: saved.message, warn: !saved.runs });
       return "";
     } catch (error) {
       setTold({ bad: true, text: error.message, theirs: error.details?.version ? error.details : null });
@@ -233,11 +233,11 @@ export function EditorView({ ask, dirty, here }) {
   };
   const changed = file && text !== file.text;
   return html`<section class="editor">
-    <div class="head"><h2>${file?.title ?? "Drawing"}</h2><span class="soft">${file ? `${file.path}${file.exists ? "" : ", not written yet"}${changed ? ", changed" : ""}` : ""}</span></div>
+    <div class="head"><h2>${file?.title ?? "Drawing"}</h2><span class="soft">${file ? `${file.path}${file.exists ? "" : ", a new drawing: nothing is saved yet"}${changed ? ", changed" : ""}` : ""}</span></div>
     <div class="toolbar"><button type="button" class="main" disabled=${!file} aria-keyshortcuts="Control+S" onClick=${() => save()}>Save <kbd>Ctrl S</kbd></button>
       <button type="button" disabled=${!file?.exists || changed} title=${file?.exists && !changed ? "write the Python that makes this graph, beside the drawing's file" : "save the drawing first: the Python file reads what is saved"} onClick=${writePython}>Write its Python file</button>
       <span class="soft">A node of the list goes behind the box that you click, or into the arrow; before the end if none is chosen. Drag a box onto another to draw an arrow, or onto an arrow to move it there; Delete takes the chosen one away, a double click an arrow.</span></div>
-    ${told && html`<div role=${told.bad ? "alert" : "status"} class=${`note ${told.bad ? "bad" : "good"}`}><p>${told.text}</p>
+    ${told && html`<div role=${told.bad ? "alert" : "status"} class=${`note ${told.bad ? "bad" : told.warn ? "warn" : "good"}`}><p>${told.text}</p>
       ${told.theirs && html`<button type="button" onClick=${() => { setFile({ ...file, text: told.theirs.text, version: told.theirs.version }); replace(told.theirs.text); setTold(null); }}>Take the file's text</button>
         <button type="button" onClick=${() => save(told.theirs.version)}>Save mine over it</button>`}</div>`}
     <div class="halves">

@@ -11,7 +11,7 @@ function widthOf(text, font) {
 
 const FONT = "12px system-ui, sans-serif", BOLD = `600 ${FONT}`, SMALL = "10px system-ui, sans-serif";
 
-const LEAST = 0.65;  // a picture that would be smaller is scrolled, and where its room is higher than wide laid out from the top down
+const LEAST = 0.65, LEGIBLE = 0.33;  // a smaller picture is laid out from the top down: below the first where its room is higher than wide
 
 function arrange({ nodes, edges }, direction) {
   const drawn = new Graph({ multigraph: true });
@@ -56,15 +56,16 @@ export function GraphPicture({ graph, lit = [], passes = null, pick = null, stal
     return () => watch.disconnect();
   }, []);
   const own = useMemo(() => arrange(graph, graph.direction ?? "LR"), [graph]);
-  const narrow = width > 0 && LEAST * own.width > width && width < 0.75 * innerHeight && !["TB", "TD", "BT"].includes(graph.direction);
+  const narrow = width > 0 && (width < 0.75 * innerHeight ? LEAST : LEGIBLE) * own.width > width && !["TB", "TD", "BT"].includes(graph.direction);
   const placed = useMemo(() => (narrow ? arrange(graph, "TB") : own), [own, narrow]), [id] = useState(() => `arrow${(pictures += 1)}`);
+  const [zoom, setZoom] = useState(null), room = pane.current ? parseFloat(getComputedStyle(pane.current).maxHeight) : 0;
+  const scale = zoom ?? Math.min(1, width / placed.width || 1, Math.max(LEGIBLE, room / placed.height || 1));  // null: all of it is in sight
+  const enlarge = (times) => setZoom(Math.min(4, Math.max(0.2, scale * times)));
   useEffect(() => {  // the present node stays in sight of a picture that is scrolled
     const box = pane.current.querySelector(".box.lit, .end.lit")?.getBoundingClientRect(), all = pane.current.getBoundingClientRect();
     if (box && (box.top < all.top || box.bottom > all.bottom)) pane.current.scrollTop += box.top - all.top - all.height / 2;
     if (box && (box.left < all.left || box.right > all.right)) pane.current.scrollLeft += box.left - all.left - all.width / 2;
-  }, [lit.join(), placed]);
-  const [zoom, setZoom] = useState(null), fit = Math.min(1, width / placed.width || 1);  // null: fit, but not below LEAST; 0: fit
-  const scale = zoom || (zoom === 0 ? fit : Math.max(fit, LEAST)), enlarge = (times) => setZoom(Math.min(4, Math.max(0.2, scale * times)));
+  }, [lit.join(), placed, scale]);
   useEffect(() => {
     const turn = (event) => { if (event.ctrlKey) { event.preventDefault(); enlarge(event.deltaY < 0 ? 1.15 : 1 / 1.15); } };
     pane.current.addEventListener("wheel", turn, { passive: false });
@@ -130,7 +131,7 @@ export function GraphPicture({ graph, lit = [], passes = null, pick = null, stal
   });
   const marker = (name, seen) => html`<marker id=${name} viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8"
     markerUnits="userSpaceOnUse" orient="auto"><path class=${`head${seen ? " seen" : ""}`} d="M0 0.500L8 4L0 7.500z"/></marker>`;
-  const sizes = [["+", "larger (Ctrl and the mouse wheel)", () => enlarge(1.25)], ["−", "smaller", () => enlarge(0.8)], ["Fit", "as wide as there is room", () => setZoom(0)]];
+  const sizes = [["+", "larger (Ctrl and the mouse wheel)", () => enlarge(1.25)], ["−", "smaller", () => enlarge(0.8)], ["Fit", "as large as there is room", () => setZoom(null)]];
   return html`<div ref=${pane} tabindex="-1" class=${`picture${stale ? " stale" : ""}`}><svg ref=${image} ...${moving ?? {}} viewBox=${`0 0 ${placed.width} ${placed.height}`} role="group"
     aria-label="the graph" style=${{ width: `${placed.width * scale}px` }}>
     <defs>${marker(id, false)}${marker(`${id}s`, true)}</defs>${arrows}${drawn}
