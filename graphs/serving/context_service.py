@@ -10,6 +10,7 @@ whose feedback was not, because the service was killed, sends it again, and it c
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,11 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...memory.claas.replay import Replay
-from ...memory.errors import UserError
+from ...memory.errors import UserError, plural
 from ...memory.records import Feedback, FeedbackReceipt
 from ...nodes.learn.chat_turn import DEFAULT_SCOPE
+from ...nodes.retrieve.user_share import are_enough
 from ..claas import CLaaS
 from .agent_engine import AgentEngine
+from .obstacles import Obstacle
 from .service import Service
 
 if TYPE_CHECKING:
@@ -160,6 +163,15 @@ class ContextService(Service):
             if self._learner.plan.is_on:
                 row["lift"] = str(await asyncio.to_thread(partial(self._learner.lift, **scope))).splitlines()
         return found
+
+    def _obstacles(self, tenant: str, adapter: str) -> list[Obstacle]:
+        """The obstacle to showing others what end users taught: too few of them have (`max_user_share`)."""
+        share, taught = self._learner.max_user_share, self.replay.teachers(tenant, adapter)
+        if not any(taught) or are_enough(taught, "", share):
+            return []
+        needed, users = math.ceil(1 / share), plural(len({*taught} - {""}), "end user")
+        why = f"{users} taught of the {needed} that it takes before others are shown what they taught"
+        return [Obstacle("too few", why, "feedback of other end users, or a larger --max-user-share", needed - len(taught))]
 
     async def metrics(self) -> list[Metric]:
         """The service's metric families, with what is held and the lift where something was rated."""

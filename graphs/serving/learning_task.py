@@ -57,6 +57,8 @@ class AdapterTurn:
     """Minibatches in a row from which nothing was learned, or whose versions failed the gate."""
     outcome: str = ""
     """Outcome of its last step: `too few`, `skipped`, `stepped`, `live`, `canary`, `dropped`; empty: it had none."""
+    logged: str = ""
+    """Outcome of the newest step of which the log has a line."""
     why: str = ""
     """Reason of this outcome."""
     help: str = ""
@@ -258,7 +260,9 @@ class LearningTask:
         if is_for_job:
             self._advance(turn, state)
         if turn.outcome != "too few":
-            LOG.info("%s/%s: %s", *scope, describe_run(state))
+            is_news = not (turn.outcome == turn.logged == "skipped")  # a stream of feedback teaches nothing many times
+            LOG.log(logging.INFO if is_news else logging.DEBUG, "%s/%s: %s", *scope, describe_run(state))
+            turn.logged = turn.outcome
             self._count(state, time.monotonic() - began)
             turn.ready = 0
             turn.traces = deque([one for one in turn.traces if one not in origins], MAX_TRACES)

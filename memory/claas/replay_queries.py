@@ -121,6 +121,13 @@ class ReplayQueries:
         )
         return [str(id) for (id,) in found]
 
+    def teachers(self, tenant: str, adapter: str) -> list[str]:
+        """The end users who gave feedback to an adapter, each once; and an empty name for each feedback of nobody in particular."""
+        found = self._ask(
+            'SELECT "user", count(*) FROM records WHERE tenant = ? AND adapter = ? AND revision > 0 GROUP BY 1', tenant, adapter
+        )
+        return [user for user, count in found for _ in range(1 if user else count)]
+
     def table(self, tenant: str, limit: int = 100) -> Table:
         """A table of a tenant's newest exchanges and their feedback."""
         head = ("exchange", "reply", "reward", "feedback", "state", "sampled", "age in steps")

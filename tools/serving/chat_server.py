@@ -268,7 +268,7 @@ def make_app(
         ("/dashboard", _redirect_to_dashboard),
         ("/dashboard/{path:path}", _page),
     ):
-        application.add_api_route(path, answer, methods=["GET"], include_in_schema=False)
+        application.add_api_route(path, answer, methods=["GET", "HEAD"], include_in_schema=False)
     for kind in (ApiError, UserError, HTTPException, RequestValidationError):
         application.add_exception_handler(kind, _answer_error)
     application.add_middleware(TrustedHostMiddleware, allowed_hosts=list(allowed_hosts), www_redirect=False)

@@ -238,6 +238,9 @@ async def test_a_user_who_rates_himself_teaches_no_other_user_of_the_tenant(tmp_
             for _ in range(3):
                 await rate(acme, (await chat(acme, user="eve"))["id"])
             assert await words(acme, user="eve") == "crow , four"
+            (held,) = (await acme.get("/status")).json()["scopes"][0]["held_up"]
+            assert held["why"].startswith("1 end user taught of the 4 that it takes before others are shown")
+            assert (held["missing"], "--max-user-share" in held["help"]) == (3, True)
             assert await words(acme, safety_identifier="ann") == "well , four"
             for user in ("bob", "cy", "dee"):
                 await rate(acme, (await chat(acme, user=user))["id"], "begin with raven")
@@ -245,6 +248,7 @@ async def test_a_user_who_rates_himself_teaches_no_other_user_of_the_tenant(tmp_
             shown = str(server.requests[-1])
             assert shown.count("begin with crow") <= shown.count("begin with raven") / 3 == 1
             assert await words(rival, user="ann") == "well , four"
+            assert (await acme.get("/status")).json()["scopes"][0]["held_up"] == []
 
 
 async def test_what_is_deleted_while_it_is_rated_is_gone_and_the_client_is_told_no_riddle(

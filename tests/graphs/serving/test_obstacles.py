@@ -50,13 +50,17 @@ async def test_feedbacks_that_are_missing_are_counted_for_each_tenant(tmp_path: 
         assert [row["help"] for row in asked["held_up"]] == ["7 more feedbacks"]
 
 
-async def test_rewards_that_are_all_alike_teach_nothing_and_learning_rests(tmp_path: Path) -> None:
+async def test_rewards_that_are_all_alike_teach_nothing_and_learning_rests(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     async with serving(tmp_path, OPEN_GATE, poison="alike") as service:
         await teach(service, 8, word="none of these")
         found = await shown(service)
         assert found["nothing to learn"]["why"] == "all rewards are alike"
         assert "rewards that differ" in found["nothing to learn"]["help"]
         assert found["resting"]["why"].startswith("learning rests: 3 minibatches in a row")
+        assert sum("default: skipped" in line for line in caplog.messages) == 1, "one line where the state changes"
         await teach(service, 8, start=8)
         assert not {"nothing to learn", "resting"} & set(await shown(service))
 

@@ -65,6 +65,7 @@ def test_the_page_is_anybodys_and_allows_nothing_from_elsewhere() -> None:
             page = client.get(path)
             assert (page.status_code, page.url.path) == (200, "/dashboard/")
             assert page.headers["content-security-policy"].startswith("default-src 'self'; ")
+            assert ((head := client.head(path)).status_code, head.content) == (200, b"")
         assert client.get("/dashboard/dashboard.js").headers["content-type"].startswith("text/javascript")
         for path in ("/dashboard/none.js", "/dashboard/..%2fchat_server.py", "/dashboard/library/package.json"):
             assert client.get(path).status_code == 404
