@@ -341,7 +341,7 @@ class TestInABrowser:
         assert line(asked, "notice") == "a dialog (confirm) was accepted: Sure?; a dialog (alert) was accepted: yes"
         assert line(asked, "page") == 'site/dialog "yes"'
 
-    @pytest.mark.parametrize("action", ['click[link "Tab"]', 'click[button "Window"]'])
+    @pytest.mark.parametrize("action", ['click[link "Tab"]', pytest.param('click[button "Window"]', marks=pytest.mark.long)])
     def test_a_new_tab_opens_in_this_one(self, world: Site, action: str) -> None:
         shown = world.observe(TASK, [action])
         assert line(shown, "page") == 'site/tab "Tab"'

@@ -38,7 +38,7 @@ OPENERS: dict[str, Callable[[], Any]] = {
     "jericho:detective": lambda: Jericho("detective", {"games": JERICHO_GAMES}, 8),
     "hotpot": lambda: Passages({"listed": "1"}),
     "webshop": lambda: WebShop({"products": "48"}),
-    "miniwob": lambda: MiniWob("click-checkboxes", horizon=6),
+    "miniwob": lambda: MiniWob("click-checkboxes", horizon=3),
     "tau2": lambda: TauBench(horizon=20),
     "bfcl": FunctionCalling,
 }
@@ -128,10 +128,10 @@ def test_interleaved_histories_do_not_mix(env: Any) -> None:
 
 @pytest.mark.slow
 def test_threads_do_not_mix(env: Any) -> None:
-    jobs = [(env.task(n % 3), f"c{n}") for n in range(12)]
+    jobs = [(env.task(n % 3), f"c{n}") for n in range(8)]
     alone = [play(env, task, seed) for task, seed in jobs]
     env.close()  # so that the threads start games at the same time
-    with ThreadPoolExecutor(6) as pool:
+    with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda job: play(env, *job), jobs))
     assert together == alone
 

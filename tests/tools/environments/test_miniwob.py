@@ -27,7 +27,6 @@ from learngraph.tools.environments.support.chromium import shared_chromium
 from learngraph.tools.environments.support.web_game import Verdict, WebTask
 
 needs_browser = [pytest.mark.slow, needs("miniwob")]
-SOME = [*TEN[:1], *TEN[7:9], *(pytest.param(page, marks=pytest.mark.long) for page in (*TEN[1:7], TEN[9]))]
 
 
 def solution(page: str, utterance: str, actions: tuple[str, ...]) -> list[str]:
@@ -104,7 +103,8 @@ class TestInABrowser:
         assert "reward -1" in lost.text
         world.close()
 
-    @pytest.mark.parametrize("page", SOME)
+    @pytest.mark.long
+    @pytest.mark.parametrize("page", TEN)
     def test_each_of_the_ten_can_be_solved_by_listed_actions(self, page: str) -> None:
         world = MiniWob(page)
         for seed in range(3):
@@ -119,7 +119,7 @@ class TestInABrowser:
         world.close()
 
     @pytest.mark.long
-    @pytest.mark.parametrize("page", SOME)
+    @pytest.mark.parametrize("page", TEN)
     def test_a_tab_that_was_used_before_shows_the_same_as_a_fresh_one(self, page: str) -> None:
         world = MiniWob(page)
         tasks = [world.task(seed) for seed in range(4)]
@@ -168,7 +168,7 @@ class TestInABrowser:
             world.observe(world.task(4), ['click[button "ONE"]'])
         world.close()
 
-    @pytest.mark.parametrize("is_back", [True, False])
+    @pytest.mark.parametrize("is_back", [pytest.param(True, marks=pytest.mark.long), False])
     def test_a_run_goes_on_when_its_browser_dies_and_resumes_where_there_was_none(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], is_back: bool
     ) -> None:
