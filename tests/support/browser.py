@@ -1,27 +1,43 @@
 """A headless Chromium, driven over its DevTools protocol: what a test of a page needs, and nothing to install but the browser.
 
-async with Browser.open(folder) as browser:
+async with Browser.open() as browser:
     await browser.go("http://127.0.0.1:8000/dashboard")
     await browser.run("document.title")
-    await browser.picture(Path("page.png"))
 """
 
 import asyncio
+import atexit
 import base64
 import json
-import re
+import subprocess
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-from waiting import PATIENCE, let_others_run
+from waiting import PATIENCE, let_others_run, wait_until
 
 from learngraph.tools.environments.support.chromium import find_chromium
 
 EXECUTABLE = find_chromium()
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars")
+HOSTS = "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1"
+
+
+@cache
+def chromium() -> str:
+    """The address of the browser of all tests of this process, which ends with it. It finds no other machine."""
+    assert EXECUTABLE is not None
+    folder = tempfile.TemporaryDirectory()
+    command = [EXECUTABLE, *FLAGS, HOSTS, "--remote-debugging-port=0", f"--user-data-dir={folder.name}", "about:blank"]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    atexit.register(lambda: (process.kill(), process.wait(), folder.cleanup()))
+    told = Path(folder.name, "DevToolsActivePort")
+    wait_until(lambda: process.poll() is not None or (told.exists() and len(told.read_text().splitlines()) == 2))
+    return "ws://127.0.0.1:" + "".join(told.read_text().splitlines())  # its port and its path
 
 
 class Browser:
@@ -34,30 +50,17 @@ class Browser:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, folder: Path, *flags: str) -> AsyncIterator["Browser"]:
-        """Start it, with its profile in `folder`; it ends with the block."""
-        assert EXECUTABLE is not None
-        process = await asyncio.create_subprocess_exec(
-            *(EXECUTABLE, *FLAGS, *flags, "--remote-debugging-port=0", f"--user-data-dir={folder}", "about:blank"),
-            stderr=asyncio.subprocess.PIPE,
-        )
-        assert process.stderr is not None
-        try:
-            async with asyncio.timeout(PATIENCE):
-                while (found := re.search(rb"ws://([\d.:]+)/", await process.stderr.readline())) is None:
-                    assert process.returncode is None, "the browser did not start"
-            async with aiohttp.ClientSession() as client:
-                async with client.get(f"http://{found[1].decode()}/json/list") as answer:
-                    pages = [page for page in await answer.json() if page["type"] == "page"]
-                async with client.ws_connect(pages[0]["webSocketDebuggerUrl"], max_msg_size=0) as socket:
-                    browser = cls(socket)
-                    for domain in ("Page", "Runtime", "Log", "Network"):
-                        await browser.ask(f"{domain}.enable")
-                    yield browser
-        finally:
-            if process.returncode is None:
-                process.terminate()
-            await process.wait()
+    async def open(cls) -> AsyncIterator["Browser"]:
+        """A window with a profile of its own in the browser of all tests; it is closed with the block."""
+        async with aiohttp.ClientSession() as client, client.ws_connect(chromium(), max_msg_size=0) as control:
+            profile = (await cls(control).ask("Target.createBrowserContext", disposeOnDetach=True))["browserContextId"]
+            made = await cls(control).ask("Target.createTarget", url="about:blank", newWindow=True, browserContextId=profile)
+            address = chromium().partition("/devtools/")[0] + f"/devtools/page/{made['targetId']}"
+            async with client.ws_connect(address, max_msg_size=0) as socket:
+                browser = cls(socket)
+                for domain in ("Page", "Runtime", "Log", "Network"):
+                    await browser.ask(f"{domain}.enable")
+                yield browser
 
     async def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
         """One command and its result."""

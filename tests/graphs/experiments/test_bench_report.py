@@ -54,8 +54,8 @@ def test_every_run_leads_to_its_rows_and_nothing_is_asked_for(report: Path) -> N
 
 @pytest.mark.skipif(browser.EXECUTABLE is None, reason="NOT TESTED: no Chromium on this machine")
 @pytest.mark.slow
-async def test_in_a_browser_hostile_text_is_text(report: Path, tmp_path: Path) -> None:
-    async with browser.Browser.open(tmp_path / "profile", "--host-resolver-rules=MAP * ~NOTFOUND") as page:
+async def test_in_a_browser_hostile_text_is_text(report: Path) -> None:
+    async with browser.Browser.open() as page:
         await page.go(report.as_uri())
         assert await page.run("document.title") == HOSTILE
         await page.run("document.querySelector('details').open = true")

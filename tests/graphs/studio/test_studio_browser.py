@@ -50,9 +50,9 @@ def serve(target: str, **options: Any) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def page(folder: Path, url: str) -> AsyncIterator[browser.Browser]:
+async def page(_folder: Path, url: str) -> AsyncIterator[browser.Browser]:
     """A browser at that link. It must not complain, and must have asked nobody else for anything."""
-    async with browser.Browser.open(folder) as opened:
+    async with browser.Browser.open() as opened:
         await opened.ask("Emulation.setDeviceMetricsOverride", width=1240, height=900, deviceScaleFactor=1, mobile=False)
         await opened.go(url)
         await until(opened, "document.querySelector('header') !== null")
@@ -635,7 +635,7 @@ async def test_a_live_walk_leaves_a_step_of_a_recorded_run(tmp_path: Path) -> No
             await opened.run(f"{walk_on}.click()")
             await until(opened, f"location.hash === '#walk' && {LIT} === 'act'")
             head = "jitrl, seed 0, walked on from episode 1, step 13"
-            assert await opened.run("document.querySelector('.run h2').textContent") == head
+            await until(opened, f"document.querySelector('.run h2')?.textContent === {head!r}")
             await until(opened, "document.querySelector('.forks')?.textContent.includes('jitrl-s0, episode 1, step 13')")
             await press(opened, "f")
             await until(opened, "document.querySelectorAll('.forks li').length === 2")
@@ -713,7 +713,7 @@ async def test_two_tabs_see_one_walk(tmp_path: Path, monkeypatch: pytest.MonkeyP
 async def test_without_the_key_the_page_says_what_to_do(tmp_path: Path) -> None:
     folder = write_long_run(tmp_path / "short", 3)
     with serve(str(folder)) as url:
-        async with browser.Browser.open(tmp_path / "profile") as opened:
+        async with browser.Browser.open() as opened:
             await opened.go(url.partition("#")[0])
             await until(opened, f"{ALERT}.includes('open the link that `learngraph studio` has printed')")
 
@@ -741,7 +741,7 @@ async def widget_page(
     shown: StudioView, profile: Path
 ) -> AsyncIterator[tuple[browser.Browser, Callable[[str], Awaitable[None]]]]:
     """The widget's module in an empty page; and a wait for a condition, while which the kernel answers what the widget asks."""
-    async with browser.Browser.open(profile) as opened:
+    async with browser.Browser.open() as opened:
         await opened.go("data:text/html,<body><div id=here></div></body>")
         script = """(async () => {
           const module = await import(URL.createObjectURL(new Blob([%s], { type: "text/javascript" })));

@@ -1,6 +1,7 @@
 """Schemathesis reads /openapi.json and tries every endpoint with what fits the schema and what does not."""
 
 import json
+from functools import cache
 from typing import Any
 
 import chat_backend
@@ -34,6 +35,12 @@ each_endpoint = pytest.mark.parametrize(
 )
 
 
+@cache
+def read_schema() -> Any:
+    """The schema as Schemathesis reads it, once for all endpoints."""
+    return pytest.importorskip("schemathesis").openapi.from_asgi("/openapi.json", make())
+
+
 def fuzz(path: str, method: str, examples: int) -> None:
     """Schemathesis, which takes seconds to import, is imported here only; its pytest plugin is not needed."""
     schemathesis = pytest.importorskip("schemathesis", "4.32", reason="NOT TESTED: pip install 'schemathesis>=4.32'")
@@ -41,8 +48,8 @@ def fuzz(path: str, method: str, examples: int) -> None:
     from schemathesis.checks import CHECKS, load_all_checks
 
     load_all_checks()
+    operation = read_schema()[path][method]
     checked = [CHECKS.get_one(name) for name in CHECKS.get_all_names() if name not in LEFT_OUT]
-    operation = schemathesis.openapi.from_asgi("/openapi.json", make())[path][method]
     case_of = [operation.as_strategy(generation_mode=mode) for mode in schemathesis.GenerationMode]
 
     @settings(phases=[Phase.generate], suppress_health_check=list(HealthCheck), max_examples=examples)
@@ -59,7 +66,7 @@ def fuzz(path: str, method: str, examples: int) -> None:
 @pytest.mark.slow
 @each_endpoint
 def test_every_endpoint_in_short(path: str, method: str) -> None:
-    fuzz(path, method, examples=8)
+    fuzz(path, method, examples=4)
 
 
 @pytest.mark.long

@@ -116,7 +116,7 @@ async def test_a_real_browser_shows_all_of_it_presses_buttons_and_runs_nobody_el
     more["adapters"].append({"adapter": HOSTILE, "live": "", "canary": "", "versions": [], "rewards": []})
     backend = FakeBackend(more=more)
     with serving(backend) as url:
-        async with browser.Browser.open(tmp_path / "profile") as page:
+        async with browser.Browser.open() as page:
             await log_in(page, url, "wrong", chat_backend.KEY)
             await until(page, "document.title == 'acme/default · learngraph'")
             await page.loaded()
@@ -181,7 +181,7 @@ async def test_a_real_browser_chats_compares_and_gives_feedback_with_the_keyboar
 
     backend = FakeBackend(say=say, more=more, live={("acme", "default"): live})
     with serving(backend) as url:
-        async with browser.Browser.open(tmp_path / "profile") as page:
+        async with browser.Browser.open() as page:
             await log_in(page, url)
             await until(page, "document.getElementById('beside')?.options.length > 2")
             await page.run("document.getElementById('prompt').focus()")

@@ -147,15 +147,15 @@ def course(learner: InProcessLearner, shelf: StoredVersions, model: LocalChatMod
 # It learns
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"kind": "reinforce"}, ""),
-        ({"kind": "ppo"}, ""),
-        ({"kind": "sdpo", "teacher": "sync", "sync_every": 1}, "take take take take"),
+        pytest.param({"kind": "reinforce"}, "", marks=pytest.mark.slow, id="reinforce"),
+        pytest.param({"kind": "ppo"}, "", marks=pytest.mark.long, id="ppo"),
+        pytest.param(
+            {"kind": "sdpo", "teacher": "sync", "sync_every": 1}, "take" + 3 * " take", marks=pytest.mark.slow, id="sdpo"
+        ),
     ],
-    ids=["reinforce", "ppo", "sdpo"],
 )
 def test_a_preference_is_learned_in_a_few_steps(
     learner: Make, shelf: StoredVersions, pocket: LocalChatModel, settings: dict[str, Any], text: str
