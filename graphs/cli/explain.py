@@ -32,6 +32,8 @@ class ExplainOptions:
     written into the folder."""
 
     def __post_init__(self) -> None:
+        if not self.run_folder.is_dir():
+            raise CommandError(f"there is no folder {self.run_folder}; name one that `learngraph run` has made")
         if self.replay == (self.step is not None):
             raise CommandError("learngraph explain takes either --step N, the step to explain, or --replay")
 

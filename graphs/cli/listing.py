@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from shutil import get_terminal_size
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from ...memory.errors import CommandError, did_you_mean
@@ -50,10 +53,12 @@ def list_all(args: Sequence[str]) -> int:
             (name, f"{model.summary}; needs {model.needs}", key if name == "openai" else "") for name, model in MODELS.items()
         ],
     }
+    width = max(60, get_terminal_size().columns) if sys.stdout.isatty() else 10_000  # a row stays a line for `grep`
     for title, rows in sections.items():
         print(title)
         for name, text, missing in rows:
-            print(f"  {name:<20} {text}" + (f"  [not here: {missing}]" if missing else ""))
+            said = f"  {name:<20} {text}" + (f"  [not here: {missing}]" if missing else "")
+            print(*wrap(said, width, subsequent_indent=" " * 23, break_long_words=False, break_on_hyphens=False), sep="\n")
     return 0
 
 

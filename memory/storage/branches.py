@@ -192,13 +192,14 @@ class Branch:
                 clash = [key for key in mine if key in theirs and mine[key] != theirs[key]]
                 if clash and not (replace and getattr(memory, "replaces", True)):
                     names = ", ".join(map(str, clash[:3])) + (" and others" if len(clash) > 3 else "")
-                    done = (
-                        "keep(replace=True) replaces it"
-                        if getattr(memory, "replaces", True)
-                        else "it is a log, which keeps the first"
-                    )
+                    what, done = f"the memory {memory!r} has", "keep(replace=True) replaces what it has"
+                    if not getattr(memory, "replaces", True):
+                        what, done = (
+                            f"the log {memory!r} has",
+                            "a log keeps what came first: give the run another seed or episode",
+                        )
                     raise BranchError(
-                        f"{memory!r} was told otherwise of {names} since this branch began; {done}, drop() forgets the branch"
+                        f"{what} other records of {names} since this branch began; {done}, or drop() forgets the branch"
                     )
             now = Branch()
             now._writes = list(self._writes)

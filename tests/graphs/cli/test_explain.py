@@ -197,6 +197,11 @@ def test_repeats_and_losses_stand_in_the_sentences() -> None:
     assert said.sentences[-1] == "With memory 'open' had the highest logit, and at temperature 0 that decides."
 
 
+def test_of_a_wrong_folder_and_a_missing_step_the_folder_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "nowhere"]) == 2
+    assert "there is no folder nowhere" in capsys.readouterr().err
+
+
 def test_visits_are_those_behind_a_neighbour() -> None:
     memory, task = Experiences(gamma=1.0), Task("t", "do")
     for number, reward in enumerate((1.0, 2.0, 4.0)):

@@ -371,7 +371,7 @@ def test_what_memory_was_told_is_shown_and_a_what_if_is_kept_or_dropped(
     act(walks, "edit", channel="score", value=7.0)
     act(walks, "finish")
     assert written("b1") == ["Experiences: studio/1"]
-    with pytest.raises(UserError, match="was told otherwise of studio/1"):
+    with pytest.raises(UserError, match="other records of studio/1"):
         act(walks, "keep")
     assert current(act(walks, "keep", replace=True))["what_if"] is False
     seen = act(walks, "drop")

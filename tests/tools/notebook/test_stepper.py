@@ -83,7 +83,7 @@ METADATA = ("response_metadata: {}", "response_metadata: {'model': 'b'}")
             {"a": {"b": ["x" * 200 + "z"]}},
             (f"a: b: [0]: …{'x' * 20}y", f"a: b: [0]: …{'x' * 20}z"),
         ),
-        (AIMessage("yes", id="1"), AIMessage("yes", id="2"), ("id: 1", "id: 2")),
+        (AIMessage("yes", id="1"), AIMessage("yes", id="2"), ("ai: yes", "ai: yes")),
         (AIMessage("yes", id="1"), AIMessage("yes", id="2", response_metadata={"model": "b"}), METADATA),
         ([1] * 500, [1] * 501, ("500 of these: 1", "501 of these: 1")),
     ],
