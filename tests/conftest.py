@@ -5,6 +5,7 @@ One BLAS thread per process: more only take turns on a small machine, and make s
 
 import gc
 import os
+import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -36,7 +37,9 @@ gc.disable()  # what collection imports and lists stays to the end: it is neithe
 
 
 def pytest_collection_finish() -> None:
-    """Leave all that was imported out of what is looked through for garbage."""
+    """Leave all that was imported out of what is looked through for garbage; agents wait for a store as long as tests wait for anything."""
+    if scopes := sys.modules.get("learngraph.graphs.agents.scopes"):
+        scopes.STORE_PATIENCE = PATIENCE  # type: ignore[attr-defined]
     gc.freeze()
     gc.enable()
 
