@@ -176,7 +176,8 @@ class AgentIdentity:
     def _read_as_asked(self, messages: Sequence[Any], given: Collection[str]) -> list[Any]:
         kept, is_asked, has_said = list[Any](), False, False
         for one in messages:
-            if one.id in given and (has_said or (not is_asked and isinstance(one, AIMessage))):
+            is_of_colleague = is_asked and self._bound and one.name not in (None, self._bound)  # it answers the same user
+            if one.id in given and not is_of_colleague and (has_said or (not is_asked and isinstance(one, AIMessage))):
                 kept.append(HumanMessage(one.content, id=one.id, name=one.name))
             elif one.id not in given or not isinstance(one, AIMessage):
                 kept.append(one)

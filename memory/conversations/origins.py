@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
+from .messages import is_summary
 from .reviews import ANSWERED, MARK, result_text, reviewed_call
 
 __all__ = ["FROM_TOOL", "Origins"]
@@ -117,6 +118,9 @@ class Origins:
 
     def read(self, message: BaseMessage) -> BaseMessage:
         """The message as it is remembered."""
+        if is_summary(message):  # its words are anybody's, tools' too
+            self._note_result("summary", str(message.text), is_kept=False)
+            return message.model_copy(update={"content": f"summary: {_outline(str(message.text))}"})
         if isinstance(message, HumanMessage):
             asked = _plain(str(message.text))
             self._asked += f"\n{asked}"
@@ -165,19 +169,24 @@ class Origins:
             update["additional_kwargs"] = {**message.additional_kwargs, MARK: mark}
         text, tool = result_text(message), message.name or "a tool"
         if tool not in self._trusted:
-            sentences = {sentence: _ORDER.search(sentence) is not None for sentence in _END.split(readable(text))}
-            told, orders = (
-                _plain(" ".join(one for one, is_order in sentences.items() if is_order == kind)) for kind in (False, True)
-            )
-            instructs, plain = self._instructs(text), _plain(text)
-            is_order = instructs or orders or any(_says_to_call(plain, orders, name) for name in self._listed)
-            is_kept = not is_order and self._is_short(text, self._calls.get(message.tool_call_id))
-            said, plain = plain, "" if is_kept else plain
-            quotes, stems = frozenset(_runs(_WORD.findall(plain))), _stems(plain)
-            self._results.insert(0, _Result(tool, told, orders, instructs, is_kept, said, quotes, stems))
-            if not is_kept:  # the note that a person edited the call stays
+            is_short = self._is_short(text, self._calls.get(message.tool_call_id))
+            if not self._note_result(tool, text, is_kept=is_short):  # the note that a person edited the call stays
                 update["content"] = str(message.text).removesuffix(text) + _outline(text)
         return message.model_copy(update=update)
+
+    def _note_result(self, tool: str, text: str, *, is_kept: bool) -> bool:
+        """Note what a tool has said. Returns whether its words are kept; those of an order are not."""
+        sentences = {sentence: _ORDER.search(sentence) is not None for sentence in _END.split(readable(text))}
+        told, orders = (
+            _plain(" ".join(one for one, is_order in sentences.items() if is_order == kind)) for kind in (False, True)
+        )
+        instructs, said = self._instructs(text), _plain(text)
+        is_order = instructs or orders or any(_says_to_call(said, orders, name) for name in self._listed)
+        is_kept = is_kept and not is_order
+        plain = "" if is_kept else said
+        quotes, stems = frozenset(_runs(_WORD.findall(plain))), _stems(plain)
+        self._results.insert(0, _Result(tool, told, orders, instructs, is_kept, said, quotes, stems))
+        return is_kept
 
     def _is_short(self, text: str, call: Mapping[str, Any] | None) -> bool:
         """True if a result says little beside what the agent has said in its call."""
