@@ -176,12 +176,12 @@ class AgentIdentity:
     def _read_as_asked(self, messages: Sequence[Any], given: Collection[str]) -> list[Any]:
         kept, is_asked, has_said = list[Any](), False, False
         for one in messages:
-            is_of_colleague = is_asked and self._bound and one.name not in (None, self._bound)  # it answers the same user
-            if one.id in given and not is_of_colleague and (has_said or (not is_asked and isinstance(one, AIMessage))):
+            if one.id in given and (has_said or (not is_asked and isinstance(one, AIMessage))):
                 kept.append(HumanMessage(one.content, id=one.id, name=one.name))
             elif one.id not in given or not isinstance(one, AIMessage):
                 kept.append(one)
-                is_asked, has_said = is_asked or isinstance(one, HumanMessage), has_said or isinstance(one, AIMessage)
+                is_own = isinstance(one, AIMessage) and (not self._bound or one.name in (None, self._bound))  # no colleague's
+                is_asked, has_said = is_asked or isinstance(one, HumanMessage), has_said or is_own
                 has_said = has_said and not isinstance(one, HumanMessage)
         return kept
 
