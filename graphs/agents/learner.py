@@ -196,6 +196,12 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             beside = [one for one in frame.f_locals.get("middleware") or () if isinstance(one, HumanInTheLoopMiddleware)]
             asked = {tool: options["allowed_decisions"] for one in beside for tool, options in one.interrupt_on.items()}
             others = [one for one in frame.f_locals.get("middleware") or () if not isinstance(one, LearningMiddleware)]
+            for one in frame.f_locals.get("middleware") or ():
+                if isinstance(one, LearningMiddleware) and one.screen != self.screen:  # they record each turn once, together
+                    raise UserError(
+                        f"two learners of one agent have one record of what it does, and {self.method} has {self.screen}, {one.method} "
+                        f"{one.screen}: give both the same screen="
+                    )
             self.check_tools(
                 [*(frame.f_locals.get("tools") or ()), *(tool for one in others for tool in getattr(one, "tools", ()))]
             )

@@ -237,6 +237,12 @@ def test_a_summary_is_nobodys_words_though_it_comes_as_a_users(is_first: bool) -
     assert "summary: [a text" in found
 
 
+def test_two_learners_of_one_agent_screen_alike() -> None:
+    screens = [SynapseMiddleware(InMemoryStore(), screen=Screen(pii=pii)) for pii in (True, False)]
+    with pytest.raises(UserError, match=r"synapse has Screen\(.*pii=.*: give both the same screen="):
+        create_agent(ScriptedCalls(calls=[]), [web], middleware=screens)
+
+
 def test_what_a_colleague_quotes_from_a_tool_is_not_the_users_task() -> None:
     quoting = ScriptedCalls(calls=[("web", {"q": "refund"})], text=f"Found: {EVIL}")
     first = create_agent(quoting, [web], name="first")
