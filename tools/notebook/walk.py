@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Self
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
-from langgraph.types import Command, Interrupt, StateSnapshot, StateUpdate
+from langgraph.types import Command, Interrupt, StateSnapshot
 
 from ...memory.errors import did_you_mean, type_of
 from ...memory.graph_input import InputError, check_input, list_names
@@ -41,6 +41,7 @@ from ...memory.graph_input import check_names as check_input_names
 from ...memory.storage.branches import Branch
 from ...memory.storage.branching_store import BranchingStore
 from ...memory.storage.serializer import allow_records
+from .edits import write_edit
 from .moments import (
     call_graph,
     check_answer,
@@ -355,34 +356,27 @@ class Walk:
             raise StepperError("edit takes channels and their values, such as edit(action='wait')")
         check_channels(self.here, channels)
         played = [one for one in self.path() if source_of(one) != "update"]
-        nodes = [*dict.fromkeys(played[-2].next)] if len(played) > 1 else []
-        before, is_real = replace(self), self.branch is None
+        nodes = [*dict.fromkeys(task.name for task in played[-2].tasks)] if len(played) > 1 else []
+        ended = {task.id for task in self._snapshot().tasks if task.result is not None and not task.interrupts}
+        before = replace(self)
         self._begin_branch()
-        if is_real or not self._is_latest(self.inside):
-            self._copy_record()
         try:
-            self._write(dict(channels), nodes)
+            with self._remembering():
+                self.graph, self.place = write_edit(
+                    self.graph,
+                    self.place,
+                    channels,
+                    inside=self.inside,
+                    in_loop=self._is_asynchronous,
+                    nodes=nodes,
+                    ended=ended,
+                )
         except Exception as error:  # a reducer, or a condition of the graph's, may raise anything
-            self.graph, self.place, self._now = before.graph, before.place, before._now
             self.branch, self._left = before.branch, before._left
             said = (str(error) or type(error).__name__).splitlines()[0]
             raise StepperError(f"the channels {', '.join(channels)} do not take these values: {said}") from error
-        self._has_asked = False
-        self._now = self._call("get_state", self.place)  # inside a subgraph its `config` names the graph around as its owner
         self._answers, self._asks_again = (), False
-        return self
-
-    def _write(self, channels: dict[str, Any], nodes: Sequence[str]) -> None:
-        """Write as these nodes had, which led on as they did: those that ran side by side together, and after a Command by another."""
-        place, ahead = self.place, [*dict.fromkeys(self.next)]
-        for update in (channels, Command(update=channels, goto=ahead)):
-            if len(nodes) > 1:
-                updates = [StateUpdate({} if n else update, node) for n, node in enumerate(nodes)]  # type: ignore[arg-type]
-                self.place = self._call("bulk_update_state", place, [updates])
-            else:
-                self.place = self._call("update_state", place, update)
-            if not ahead or self._call("get_state", self.place).next:
-                return
+        return self._stand(self.inside)
 
     def break_on(self, *stops: Stop) -> Self:
         """Set breakpoints: `until` and `finish` pause there, too. `breakpoints.clear()` takes them away.

@@ -1,0 +1,107 @@
+"""An edit of a value that no router reads leaves what is about to run, and what runs from there, as they were."""
+
+import operator
+from random import Random
+from typing import Annotated, Any, Literal
+
+import pytest
+from langchain.agents import create_agent
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, StateGraph
+from langgraph.types import Command, Send, interrupt
+from typing_extensions import TypedDict
+
+from learngraph.graphs.studio.walk_session import WalkSession
+from learngraph.tools.models.random_tools import HeedfulToolModel
+from learngraph.tools.notebook.walk import Walk, start
+
+
+class State(TypedDict):
+    note: str
+    log: Annotated[list[str], operator.add]
+
+
+def leave(name: str, way: str, ends: list[str], asks: bool) -> Any:
+    """A node that logs what it was sent, and which way it leads: by arrows, a router, Commands, or fan-outs of both."""
+
+    def act(state: dict[str, Any]) -> Any:
+        said = f" {interrupt(name)}" if asks else ""
+        update = {"log": [f"{name}{state.get('number', '')}{said}"]}
+        sent = [Send(end, {"number": n}) for end in ends for n in range(2)]
+        goto: Any = {"Command": ends[-1:], "both": ends[-1:], "Commands": sent}.get(way)
+        return Command(update=update, goto=goto) if goto else update
+
+    return act
+
+
+def draw(draws: Random) -> Any:
+    """A graph of six nodes, in which every way leads on to later ones."""
+    builder, names = StateGraph(State), list("abcdef")
+    for n, name in enumerate(names):
+        ends = sorted(draws.sample(names[n + 1 :], min(len(names) - n - 1, draws.choice((1, 2)))))
+        way = draws.choice(("arrows", "router", "Command", "both", "fan-out", "Commands")) if ends else "end"
+        builder.add_node(name, leave(name, way, ends, draws.random() < 0.3), destinations=(*ends,))
+        if way == "router":
+            builder.add_conditional_edges(name, lambda state, ends=ends: ends[len(state["log"]) % len(ends)], ends)
+        elif way == "fan-out":
+            builder.add_conditional_edges(name, lambda state, ends=ends: [Send(ends[0], {"number": n}) for n in (7, 8)], ends)
+        elif way in ("arrows", "both"):
+            for end in ends if way == "arrows" else ends[:1]:
+                builder.add_edge(name, end)
+    return builder.add_edge(START, "a")
+
+
+def play(walk: Walk, depth: int) -> list[str]:
+    """What the inner graph's nodes log until it ends; every question is answered by its node's name."""
+    while walk.next and len(walk.inside) == depth:
+        if walk._interrupts():
+            walk.resume(dict.fromkeys(walk.questions, "yes") if len(walk.questions) > 1 else "yes")
+        else:
+            walk.step()
+    return list(walk.state["log"])
+
+
+@pytest.mark.parametrize("seed", range(9))
+@pytest.mark.parametrize("depth", [0, 1])
+def test_an_edit_leads_on_as_the_run_did(seed: int, depth: int) -> None:
+    graph: Any = draw(Random(seed))
+    if depth:
+        graph = StateGraph(State).add_node("inner", graph.compile()).add_edge(START, "inner")
+    begin: Any = {"note": "", "log": []}
+    walk = start(graph.compile(checkpointer=InMemorySaver()), begin)
+    walk = walk.into("inner") if depth else walk
+    expected = play(walk.fork(), depth)
+    while walk.next and len(walk.inside) == depth:
+        other = walk.fork().edit(note="other")
+        assert (other.state["note"], sorted(other.next)) == ("other", sorted(walk.next)), walk
+        assert play(other, depth) == expected, walk
+        walk.resume(dict.fromkeys(walk.questions, "yes")) if walk._interrupts() else walk.step()
+    if not depth:  # the studio's edit is the walk's
+        session = WalkSession("", lambda number, input: start(graph.compile(checkpointer=InMemorySaver()), begin))
+        session.start()
+        branch = session.overview()["branches"][0]
+        edited = session.act("edit", branch["id"], branch["place"], channel="note", value="other")["current"]
+        assert play(session._find(edited).walk, 0) == expected
+
+
+def test_an_edited_reply_of_a_tool_leads_on_to_the_model() -> None:
+    def resolve(how: Literal["refund", "replace"]) -> str:
+        """Resolve a complaint."""
+        return how
+
+    agent: Any = create_agent(HeedfulToolModel(seed=3), [resolve], checkpointer=InMemorySaver())
+    walk = start(agent, {"messages": "my vase"}).until("tools").step()
+    last = walk.state["messages"][-1]
+    walk.edit(messages=[last.model_copy(update={"content": "lost"})])
+    assert (walk.next, walk.state["messages"][-1].content) == (("model",), "lost")
+    assert len(walk.finish().state["messages"]) == 4
+
+
+def test_a_router_that_reads_the_edit_decides_anew_beside_a_command() -> None:
+    builder = StateGraph(State).add_node("a", lambda state: Command(goto="c"), destinations=("c",)).add_edge(START, "a")
+    for name in "bcd":
+        builder.add_node(name, lambda state, name=name: {"log": [name]})
+    builder.add_conditional_edges("a", lambda state: "b" if state["note"] else "d", ["b", "d"])
+    walk = start(builder.compile(checkpointer=InMemorySaver()), {"note": "", "log": []}).step()
+    assert sorted(walk.next) == ["c", "d"]
+    assert sorted(walk.edit(note="other").next) == ["b", "c"]
