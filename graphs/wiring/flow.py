@@ -111,6 +111,10 @@ def _read_drawing(
 ) -> Wiring:
     if not isinstance(nodes, Mapping):
         raise FlowError(f"nodes are a dict of name -> node, such as {{'guess': guess}}, got {type_of(nodes)}")
+    for name, given in (("routers", routers), ("fan_outs", fan_outs), ("destinations", destinations)):
+        if not isinstance(given, Mapping | None):
+            form = "['a', 'b']" if name == "destinations" else "choose"
+            raise FlowError(f"{name} are a dict of node -> {name[:-1]}, such as {{'guess': {form}}}, got {type_of(given)}")
     chart = read_flow(flow)
     lines = {name: drawn.line for name, drawn in chart.nodes.items()}
     places = _command_targets(nodes, destinations or {})
@@ -202,7 +206,7 @@ def _assemble(builder: Builder, wiring: Wiring) -> Builder:
             fan_out = wiring.fan_outs[source]
             known = fan_out if isinstance(fan_out, KnownFanOut) else KnownFanOut(FanOutBranch(fan_out, targets), {})
             builder.add_conditional_edges(start, known.path, known.places(targets))
-        drawn = {ENDS.get(edge.target, edge.target) for edge in arrows if not edge.join}
+        drawn = {ENDS.get(edge.target, edge.target) for edge in arrows if not edge.join or edge.target == "END"}
         lent = any(getattr(one, "may_stop", False) for one in (*wiring.routers.get(source, ()), wiring.fan_outs.get(source)))
         guard_arrows(builder, start, drawn, {wiring.kind(edge) for edge in arrows}, lent)
     return builder
@@ -231,8 +235,8 @@ class DrawnGraph(Graph):
     `batch`, `|`, `astream_events`, `RunnableParallel` and `with_fallbacks` pass LangChain's default limit on as if the user had
     given it, and 25 super-steps are two moves of a game. So 25 counts as not given here; any other limit holds.
 
-    An input that lacks something, misspells it, or has something of another type, is an `InputError`, which says so. In a notebook the graph
-    shows its picture, drawn on this machine; LangGraph's own would ask a server for it.
+    An input that misspells something is an `InputError`, and one on which a node fails, since it lacks something or has it of another type.
+    In a notebook the graph shows its picture, drawn on this machine; LangGraph's own would ask a server for it.
     """
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Iterator[Any]:

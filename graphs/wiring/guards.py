@@ -33,6 +33,8 @@ class Arrows:
     """True if a router decides among arrows."""
     must_lead: bool = False
     """True if one branch alone leads on, and none of its arrows to END."""
+    may_end: bool = False
+    """True if its Commands may lead to END: an arrow does, or the node is one of a compiled graph."""
 
     def check(self, target: str, what: str, remedy: str) -> None:
         """Refuse a move to a node that no arrow leads to.
@@ -56,6 +58,8 @@ class Arrows:
             goes = one.goto if isinstance(one, Command) else one if isinstance(one, Send) else ()
             for go in (goes,) if isinstance(goes, str | Send) else goes:
                 if go == END:
+                    if not self.may_end:
+                        self.check("END", "a Command", f"Draw '{self.source} -.-> END' if the run may end there")
                     continue
                 to, a = go.node if isinstance(go, Send) else go, self.source
                 says = f"let the Commands of '{a}' say so: -> Command[Literal['{to}']], or destinations={{'{a}': ['{to}']}} of wire"
@@ -135,7 +139,8 @@ def guard_arrows(builder: Builder, source: str, targets: Collection[str], kinds:
     """
     branches = builder.branches[source]
     must_lead = len(kinds) == len(branches) == 1 and END not in targets and not may_stop
-    arrows = Arrows("START" if source == START else source, targets, "outcome" in kinds, must_lead)
+    may_end = END in targets or getattr(getattr(builder.nodes.get(source), "runnable", None), "is_lent", False)
+    arrows = Arrows("START" if source == START else source, targets, "outcome" in kinds, must_lead, may_end)
     for name, spec in branches.items():
         branches[name] = _guarded(
             DrawnBranch(spec.path, _DrawnOutcomes(arrows.source, spec.ends or {}), spec.input_schema), arrows

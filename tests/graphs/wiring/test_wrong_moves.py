@@ -215,6 +215,25 @@ def test_a_node_with_a_router_that_returns_a_command_is_refused_since_both_would
         wire(builder(), flow, {**nodes, "guess": both_typed}, {"guess": first})
 
 
+def test_a_command_to_end_takes_a_drawn_arrow() -> None:
+    flow = "flowchart LR\n START --> guess -->|a| a --> END\n guess -->|b| b --> END"
+    nodes: dict[str, Any] = {"guess": lambda state: Command(goto=END), "a": lambda state: None, "b": lambda state: None}
+    for drawn in (flow, flow.replace("-->|a| a", "--> a").replace(" guess -->|b| b --> END", "")):
+        leads = {"guess": ["a", "b"]} if drawn == flow else {}
+        some = nodes if leads else {name: nodes[name] for name in ("guess", "a")}
+        with pytest.raises(
+            FlowError, match=r"a Command of 'guess' leads to 'END', but no arrow does.* Draw 'guess -.-> END' if"
+        ):
+            wire(builder(), drawn, some, destinations=leads).compile().invoke({"question": "?"})
+    ended = wire(builder(), f"{flow}\n guess -.-> END", nodes, destinations={"guess": ["a", "b"]})
+    assert ended.compile().invoke({"question": "?"}) is None, "nothing was written"
+    lent = StateGraph(builder().state_schema).add_node("guess", nodes["guess"], destinations=("a",)).add_node("a", nodes["a"])
+    graph = lent.add_edge(START, "guess").compile()
+    assert rewire(graph, to_mermaid(graph)).invoke({"question": "?"}) == {"question": "?"}, (
+        "of a compiled graph, as LangGraph has it"
+    )
+
+
 def test_a_text_as_input_a_router_as_a_node_and_a_builder_that_is_wired_already_are_told() -> None:
     flow, wired = "flowchart LR\n START --> guess --> END", builder()
     graph = wire(wired, flow, {"guess": guess}).compile()
@@ -222,6 +241,10 @@ def test_a_text_as_input_a_router_as_a_node_and_a_builder_that_is_wired_already_
         graph.invoke(cast(Any, "hi"))
     with pytest.raises(FlowError, match="the builder has a node 'guess' already: give wire a new StateGraph"):
         wire(wired, flow, {"guess": guess})
+    with pytest.raises(FlowError, match=r"routers are a dict of node -> router, such as \{'guess': choose\}, got a list"):
+        wire(builder(), flow, {"guess": guess}, cast(Any, ["guess"]))
+    with pytest.raises(FlowError, match=r"fan_outs are a dict .*, got a function"):
+        wire(builder(), flow, {"guess": guess}, fan_outs=cast(Any, guess))
     with pytest.raises(FlowError, match="'guess' is a router, which returns a label, and a node returns channels"):
         wire(builder(), flow, {"guess": first})
 
