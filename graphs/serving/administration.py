@@ -40,6 +40,8 @@ VITALS_SECONDS = 1.0
 """Seconds for which an engine's sign of life is passed on: whoever has no key asks for it, too."""
 NOT_STORED = "what is said cannot be stored (a full disk, perhaps): the service's log says why"
 """Reason for which the service is degraded, and not ready where nothing is answered without a record."""
+CLOSED = "the files of an adapter cannot be read, and its chats are refused, until they are put right; the log and learngraph_lost name it"
+"""Reason for which the service is degraded: one adapter's damage."""
 HELD_OUT = (
     "held out: a share of the exchanges (--replay.held-out-share) is never trained on, and the gate reads those that were liked"
 )
@@ -359,7 +361,8 @@ class Administration:
         learner = self._learning.status(tenant) if self._learning is not None else {"state": "off", "error": ""}
         loaded = [label for label in self.engine.loaded_versions() if tenant is None or label.startswith(f"{tenant}/")]
         failed = learner["error"] if learner["state"] == "failed" else "" if self._state == "open" else self._state
-        why = NOT_STORED if self._storage_failed else failed
+        closed = await asyncio.to_thread(self._retry_closed) if tenant is None else set()
+        why = NOT_STORED if self._storage_failed else failed or (CLOSED if closed else "")
         found = {
             "state": "degraded" if why else "ok",
             "why": why,
@@ -372,13 +375,20 @@ class Administration:
             "running": self._running.total() if tenant is None else self._running[tenant],
         }
         if tenant is None:
-            found["lost"] = dict(Counter(self._lost.values()))
+            found["lost"] = dict(Counter([*self._lost.values(), *(CLOSED for _ in closed)]))
             survey = await asyncio.to_thread(self._survey_obstacles)
             found["held_up"] = summarize_obstacles(each for obstacles in survey.values() for each in obstacles)
         else:
             names = self._live.names(tenant)
             found["scopes"] = [await asyncio.to_thread(self._learning_row, tenant, adapter) for adapter in names]
         return found
+
+    def _retry_closed(self) -> set[tuple[str, str]]:
+        """Open again the adapters that could not be read; returns those that still cannot."""
+        for scope in list(self._live.closed):
+            with suppress(UserError):
+                self._live.adapter(*scope, create=True)
+        return set(self._live.closed)
 
     def _learning_row(self, tenant: str, adapter: str) -> dict[str, Any]:
         """An adapter's progress, with its newest 500 gradient steps."""
@@ -456,6 +466,9 @@ class Administration:
         self._metrics.running.set(self._running.total())
         self._metrics.storage_failed.set(self._storage_failed)
         self._metrics.loaded_versions.set(len(self.engine.loaded_versions()))
+        self._metrics.lost.clear()
+        for scope in {*self._lost, *await asyncio.to_thread(self._retry_closed)}:
+            self._metrics.lost.labels(*scope).set(1)
         for state in RECORD_STATES:
             self._metrics.replay_records.labels(state).set(counts.get(state, 0))
         if self._learning is not None:

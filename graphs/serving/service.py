@@ -48,6 +48,7 @@ LOG_LOST = (
     "its states.jsonl is gone: the base model answers; GET /v1/adapters lists its versions, and POST /v1/adapters/NAME/promote brings "
     "one back"
 )
+LINE_LOST = "the last line of its states.jsonl was garbage and was taken out: what the line before it says answers; GET /v1/adapters lists its versions"
 FOLDER_LOST = (
     "its folder of versions is gone: the base model answers, and what is learned from now on starts there, unless you stop the service "
     "and put the folder back from a copy"
@@ -135,6 +136,8 @@ class Service(Administration):
         """Say which of an adapter's files are gone, and learn on from what is left."""
         if served.versions.has_lost_log:
             self._lost[served.scope] = LOG_LOST
+        elif served.versions.has_lost_line:
+            self._lost[served.scope] = LINE_LOST
         elif served.live and not self.replay.step(*served.scope):
             self.replay.adopt(*served.scope, served.live, gradient_steps_of(served.live))
             self._lost[served.scope] = BUFFER_LOST

@@ -116,6 +116,8 @@ class LiveVersions:
         self._adapters: dict[tuple[str, str], ServedAdapter] = {}
         self._pins: OrderedDict[str, tuple[str, float]] = OrderedDict()
         self._loading: dict[str, asyncio.Task[None]] = {}
+        self.closed = set[tuple[str, str]]()
+        """(tenant, adapter) of adapters whose files could not be read when they were asked for last."""
         self.tasks: set[asyncio.Task[Any]] = set()
         """Background work under way."""
 
@@ -180,8 +182,13 @@ class LiveVersions:
         if not create and adapter != DEFAULT_SCOPE and adapter not in self.names(tenant):
             raise UnknownAdapter(f"there is no adapter {adapter!r}; there are {', '.join(self.names(tenant))}")
         if served is None:
-            served = ServedAdapter(Adapters(self._root, tenant, adapter, self._settings.rollout.keep_versions))
-            served.refresh()
+            try:
+                served = ServedAdapter(Adapters(self._root, tenant, adapter, self._settings.rollout.keep_versions))
+                served.refresh()
+            except AdapterError:
+                self.closed.add((tenant, adapter))
+                raise
+            self.closed.discard((tenant, adapter))
             self._adapters[tenant, adapter] = served
         return served
 

@@ -130,6 +130,8 @@ class Adapters:
         with self._changing() as book:
             self.has_lost_log = not book.lines and any(self._versions.iterdir())
             """True if `states.jsonl` was gone, and versions were there."""
+            self.has_lost_line = self._log.is_end_garbage
+            """True if the last line of `states.jsonl` was garbage, and was taken back."""
             for path in self._versions.iterdir():
                 if path.name.startswith("."):  # of a write or a deletion that was killed
                     remove(path)

@@ -115,6 +115,8 @@ class VersionLog:
         self._path, self._scope, self._clock = folder / "states.jsonl", scope, clock
         self.states = VersionStates()
         """What was read so far."""
+        self.is_end_garbage = False
+        """True if the last line was no JSON: a damaged disk's, and as good as half a line."""
 
     def _size(self) -> int:
         return self._path.stat().st_size if self._path.exists() else 0
@@ -133,6 +135,9 @@ class VersionLog:
                     try:
                         states.add(json.loads(line))
                     except (ValueError, KeyError, TypeError, AttributeError) as error:
+                        if isinstance(error, ValueError) and states.end + len(line) == size:
+                            self.is_end_garbage = bool(states.lines)
+                            break
                         raise AdapterError(
                             f"adapter {self._scope}: corrupt: {self._path}, line {len(states.lines) + 1}: {line[:60]!r}; restore it "
                             "from a copy, or take the line out"
@@ -166,5 +171,9 @@ class VersionLog:
     def cut_half_line(self) -> None:
         """Take back what was appended after the last line that was read: of a writer that was killed, or met a full disk."""
         if (more := self._size() - self.states.end) > 0:
-            LOG.warning("%s: half a line at its end (%d bytes, of a writer that was killed) is taken back", self._path, more)
+            LOG.warning(
+                "%s: half a line, or garbage, at its end (%d bytes, of a writer that was killed) is taken back",
+                self._path,
+                more,
+            )
             os.truncate(self._path, self.states.end)

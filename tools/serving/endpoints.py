@@ -318,16 +318,19 @@ class ChatApi:
         return json_response({"status": "ready", "model": await self.backend.ready()})
 
     async def health(self) -> Response:
-        """`status` is `ok`, or `degraded` when the service answers and no longer learns (`why`). `learning`: number of adapters by the
+        """`status` is `ok`, or `degraded` when something needs a person (`why`). `learning`: number of adapters by the
         outcome of their last turn at the learner (`too few` feedbacks, `skipped`, `dropped` by the gate, `stepped`, `live`, `canary`,
-        `failed`). `held_up`: what holds learning up, without names. `lost`: number of adapters by what was gone at the start."""
+        `failed`). `held_up`: what holds learning up, without names. `lost`: number of adapters by what is gone."""
         try:
             found = await self.backend.status(None)
         except Exception as error:
             LOG.exception("the service does not report its status")
             raise ApiError("the service does not answer", 503, code="unavailable", headers={"retry-after": "5"}) from error
         good = found.get("state", "ok") == "ok"
-        why = "" if good else found["why"] if found.get("storage_failed") else "the learner has failed"
+        is_learner = found.get("learner", {}).get("state") == "failed" and not found.get(
+            "storage_failed"
+        )  # whose error has names
+        why = "" if good else "the learner has failed" if is_learner else found["why"]
         learning, held_up = found.get("last_turns", {}), found.get("held_up", [])
         about = {"learning": learning, "held_up": held_up, "lost": found.get("lost", {})}
         return json_response({"status": "ok" if good else "degraded", "why": why, **about})

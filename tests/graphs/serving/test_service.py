@@ -756,6 +756,26 @@ async def test_adapters_that_are_gone_are_said_to_be_and_those_that_were_deleted
         assert service.versions("acme", adapter).current
 
 
+@pytest.mark.parametrize("is_last", [True, False])
+async def test_garbage_in_a_log_costs_its_last_line_or_is_said_to_close_the_adapter(tmp_path: Path, is_last: bool) -> None:
+    async with serving(tmp_path, JAM) as service:
+        await teach(service, 12)
+    log = tmp_path / "adapters/acme/default/states.jsonl"
+    text = log.read_text()
+    log.write_text(f"{text}garbage\n" if is_last else f"garbage\n{text}")
+    async with serving(tmp_path, JAM) as service:
+        status = await service.status()
+        assert (list(status["lost"].values()), status["state"]) == ([1], "ok" if is_last else "degraded")
+        assert await metric(service, "learngraph_lost", tenant="acme", adapter="default") == 1
+        if not is_last:
+            assert "cannot be read" in status["why"]
+            with pytest.raises(UserError, match="line 1"):
+                await urn.say(service, "x", "refused")
+            log.write_text(text)
+            assert (await service.status())["state"] == "ok", "nobody has to start it again"
+        assert (await urn.say(service, "x", "again")).reply.version == service.versions("acme").current
+
+
 async def test_a_damaged_version_is_withdrawn(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
         await teach(service, 20)

@@ -207,7 +207,10 @@ def test_a_log_cut_short_loses_the_half_line_and_a_damaged_one_is_named(
     log.write_text(text + '{"time": 1, "label": "' + two)
     again = opened(adapters)
     assert (again.current, log.read_text()) == (one, text)
-    assert "half a line at its end" in caplog.text
+    assert "half a line, or garbage, at its end" in caplog.text
+    log.write_text(f"{text}garbage\n")
+    again = opened(adapters)
+    assert (again.current, again.has_lost_line, log.read_text()) == (one, True, text)
     log.write_text(text.replace('"state"', '"stale"', 1))
     with pytest.raises(AdapterError, match=r"corrupt: .*states\.jsonl, line 1"):
         opened(adapters)
