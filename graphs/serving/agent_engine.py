@@ -4,9 +4,12 @@ The agent runs within the serving graph, under the id of the response as its thr
 (`Service` puts them into the run's config): so feedback on a response finds the conversation, in that tenant's memory only.
 """
 
+import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from traceback import walk_tb
@@ -34,6 +37,8 @@ REFUSALS = (400, 413, 422)
 """A provider's statuses that put the fault into the request."""
 CHAT_MODELS = "langchain_core.language_models.chat_models"
 """The module that reads what a provider sends: an error that passes through it is the provider's, and no agent's."""
+AWAY_AFTER, RETRY_SECONDS = 3, 10.0
+"""Requests in a row without a reply after which the provider is away; seconds after which it is asked for its models, which costs nothing."""
 UNREADABLE = "sent no reply that can be read"
 
 
@@ -102,6 +107,8 @@ class AgentEngine:
     features: frozenset[str] = field(init=False)
     window: int = field(init=False)
     running: int = field(init=False, default=0)
+    _failures: int = field(init=False, default=0)
+    _asked: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
         middleware = [ClientRequest(self.make_agent is not None), self.learner]
@@ -129,20 +136,35 @@ class AgentEngine:
             raise UserError("logprobs: the model behind this service is another's, whose log-probabilities are not passed on")
         given = _with_names(convert_to_messages(list(request.messages)))
         said, messages = "", list[Any]()
+        with self._count_failures():
+            try:
+                asked = {"configurable": {REQUEST: request}}
+                async for kind, part in self._agent.astream({"messages": given}, asked, stream_mode=["messages", "values"]):
+                    if kind == "values":
+                        messages = part["messages"]
+                    elif isinstance(part[0], AIMessage) and part[0].text:
+                        said += part[0].text
+                        yield Piece(part[0].text)
+            except Exception as error:
+                raise _failure(error) from error
+            reply = _reply([message for message in messages[len(given) :] if isinstance(message, AIMessage)], said)
+        yield reply
+
+    @contextmanager
+    def _count_failures(self) -> Iterator[None]:
+        """Count a request under way, and those in a row that got no reply; a refusal is one."""
         self.running += 1
         try:
-            asked = {"configurable": {REQUEST: request}}
-            async for kind, part in self._agent.astream({"messages": given}, asked, stream_mode=["messages", "values"]):
-                if kind == "values":
-                    messages = part["messages"]
-                elif isinstance(part[0], AIMessage) and part[0].text:
-                    said += part[0].text
-                    yield Piece(part[0].text)
-        except Exception as error:
-            raise _failure(error) from error
+            yield
+            self._failures = 0
+        except Unavailable:
+            self._failures, self._asked = self._failures + 1, time.monotonic()
+            raise
+        except UserError:
+            self._failures = 0
+            raise
         finally:
             self.running -= 1
-        yield _reply([message for message in messages[len(given) :] if isinstance(message, AIMessage)], said)
 
     async def load(self, version: str, folder: Path) -> None:
         """Refuse a version: there are none."""
@@ -156,8 +178,26 @@ class AgentEngine:
         return ()
 
     async def vitals(self) -> dict[str, float]:
-        """The number of replies under way; the provider is not asked, which would cost money."""
+        """The number of replies under way; the provider is not asked for one, which would cost money.
+
+        Raises:
+            Unavailable: it gave none to the last requests (`AWAY_AFTER`), and a while after the last does not list its models either.
+        """
+        if self._failures >= AWAY_AFTER:
+            is_early = time.monotonic() < self._asked + RETRY_SECONDS
+            if is_early or not await asyncio.to_thread(self._lists_models):
+                raise Unavailable(f"the model behind this service gave no reply to the last {self._failures} requests")
+            self._failures = AWAY_AFTER - 1  # requests may try again
         return {"running": float(self.running)}
+
+    def _lists_models(self) -> bool:
+        """True if the provider lists its models, or has no such list."""
+        self._asked = time.monotonic()
+        client = getattr(self.model, "root_client", None)
+        try:
+            return client is None or bool(client.with_options(timeout=3.0, max_retries=0).models.list())
+        except Exception as error:
+            return getattr(error, "status_code", 0) == 404
 
     async def close(self) -> None:
         """Close the learner and its store."""

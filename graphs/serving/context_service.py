@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...memory.claas.replay import Replay
-from ...memory.errors import UserError, plural
+from ...memory.errors import Unavailable, UserError, plural
 from ...memory.records import Feedback, FeedbackReceipt
 from ...nodes.learn.chat_turn import DEFAULT_SCOPE
 from ...nodes.retrieve.user_share import are_enough
@@ -156,6 +156,10 @@ class ContextService(Service):
         """The state of the service, with the learner's of each of the tenant's adapters under `learned`, in words."""
         found = await super().status(tenant)
         found["learner"] = {"state": "idle", "error": "", "method": self._learner.method}
+        try:
+            await self._vital_signs()
+        except Unavailable as error:
+            found |= {"state": "degraded", "why": found["why"] or str(error)}
         for row in found.get("scopes", ()):
             scope = {"tenant": tenant, "adapter": row["adapter"]}
             row["learned"] = name_routes(str(await self._learner.astatus(**scope))).splitlines()

@@ -50,6 +50,7 @@ class OpenAIServer:
     def __init__(self, replies: Sequence[Said] | Callable[[dict[str, Any]], Said] = ("hello",)) -> None:
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
+        self.lists_models = False
         self._replies = replies
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -73,6 +74,13 @@ class OpenAIServer:
                 self.end_headers()
                 self.wfile.write(payload[: reply.breaks_after])
                 self.close_connection = reply.breaks_after is not None
+
+            def do_GET(self) -> None:  # the list of models
+                self.send_response(200 if outer.lists_models else 500)
+                self.send_header("content-type", "application/json")
+                self.send_header("content-length", "30")
+                self.end_headers()
+                self.wfile.write(b'{"object": "list", "data": []}')
 
             def log_message(self, *args: Any) -> None:
                 pass

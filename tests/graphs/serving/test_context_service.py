@@ -21,7 +21,7 @@ from learngraph.graphs.claas import CLaaS
 from learngraph.graphs.cli import main as cli
 from learngraph.graphs.cli import serve_context
 from learngraph.graphs.cli.serve import ServeOptions, build_service
-from learngraph.graphs.serving import context_service
+from learngraph.graphs.serving import administration, agent_engine, context_service
 
 pytest.importorskip("fastapi")
 from learngraph.tools.serving import chat_server
@@ -284,6 +284,36 @@ async def test_the_control_share_says_what_was_learned_is_worth(tmp_path: Path) 
             (scope,) = (await acme.get("/status")).json()["scopes"]
             assert scope["lift"][0].startswith("icrl: advice costs ")
             assert 'learngraph_lift{adapter="default",tenant="acme"}' in (await acme.get("http://x/metrics")).text
+
+
+async def test_a_provider_that_answers_nothing_is_not_ready_until_a_request_or_its_list_of_models_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(administration, "VITALS_SECONDS", 0.0)
+    with OpenAIServer(provider) as server:
+        async with served(tmp_path, server.url) as (acme, _):
+
+            async def signs() -> tuple[int, str]:
+                ready, health = [await acme.get(f"http://x/{path}") for path in ("readyz", "healthz")]
+                return ready.status_code, health.json()["status"]
+
+            async def fail(times: int) -> None:
+                assert {(await ask(acme, "401")).status_code for _ in range(times)} == {503}
+
+            well, ill = (200, "ok"), (503, "degraded")
+            await fail(2)
+            assert await signs() == well
+            await fail(1)
+            server.lists_models = True
+            assert await signs() == ill, "it is not asked for its models at once"
+            await chat(acme)
+            assert await signs() == well
+            monkeypatch.setattr(agent_engine, "RETRY_SECONDS", 0.0)
+            server.lists_models = False
+            await fail(3)
+            assert await signs() == ill
+            server.lists_models = True
+            assert await signs() == well
 
 
 async def test_a_provider_that_hangs_or_sends_half_a_stream_is_told_in_a_sentence_and_nothing_is_lost(
