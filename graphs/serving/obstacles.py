@@ -19,12 +19,15 @@ KINDS = {
     "erased": "DELETE /v1/experiences with withdraw=true, or POST /v1/adapters/NAME/rollback",
     "too few": "more feedback",
     "ahead": "feedback on new replies",
+    "learned": "nothing is amiss: new wishes are learned as they come",
     "nothing to learn": "words, or rewards that differ: feedback on good replies and on bad ones",
     "gate": "feedback on new replies, or a wider bound",
     "resting": "the next feedback wakes it",
     "bound": "a wider bound, which GET /v1/status names, or another adapter for other wishes",
 }
 """Kind of an obstacle -> what helps against it in general. GET /v1/status has more on each adapter."""
+LEARNED = "learned already"
+"""Beginning of the reason of a step all of whose replies to imitate are learned."""
 KL_BINDS = 0.8
 """Share of the gate's bound on KL from which on it is the bound that holds a step back; below, it is the entropy's."""
 HELP_BY_LOSS = {
@@ -73,11 +76,14 @@ def find_obstacles(settings: CLaaS, replay: Replay, versions: Adapters, turn: Ad
     if ready < least:
         missing = least - ready
         why = f"{ready} of {least} exchanges with feedback are ready for the next step"
-        yield Obstacle("too few", why, plural(missing, "more feedback"), missing)
+        yield Obstacle("too few", why, plural(missing, "more feedback"), missing if ready or not replay.step(*scope) else 0)
     elif turn.outcome == "too few" and not turn.due and not ahead:
         why = f"{ready} exchanges are ready, most of them of one end user, who alone teaches nothing where several chat"
         yield Obstacle("too few", why, "feedback of other end users (--replay.max-user-share)", 1)
-    if turn.outcome == "skipped":
+    is_learned = turn.outcome == "skipped" and turn.why.startswith(LEARNED)
+    if is_learned:
+        yield Obstacle("learned", f"all that was asked for is learned ({turn.why})", f"{KINDS['learned']}; {turn.help}")
+    elif turn.outcome == "skipped":
         help = turn.help or HELP_BY_LOSS.get(
             settings.loss.kind, "rewards that differ: feedback on good replies and on bad ones"
         )
@@ -87,7 +93,7 @@ def find_obstacles(settings: CLaaS, replay: Replay, versions: Adapters, turn: Ad
         which = "version" if drops == 1 else "versions in a row"
         why = f"{drops} {which} failed the gate, the last by: {hide_paths(newest['why'])}"
         yield Obstacle("gate", why, _help_with_gate(newest))
-    if turn.rests:
+    if turn.rests and not is_learned:
         why = f"learning rests: {turn.skips} minibatches in a row taught nothing, or made versions that failed the gate"
         yield Obstacle("resting", why, KINDS["resting"], 1)
     if settings.gate.enabled:

@@ -26,11 +26,12 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.params import Query
 from fastapi.responses import RedirectResponse, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel
@@ -164,13 +165,15 @@ def add_route(
         status: of the answer.
         content: media type of the answer.
     """
-    known = inspect.signature(endpoint).parameters.keys()
+    known = inspect.signature(endpoint).parameters
+    queries = [name for name, one in known.items() if any(isinstance(mark, Query) for mark in get_args(one.annotation))]
 
     async def reject_bad_query(request: Request) -> None:
         for name in sorted(request.query_params.keys()):
             if name not in known:
                 shown = name[:100]
-                raise ApiError(f"unknown query parameter: {shown!r}", param=shown, code="unknown_parameter")
+                rest = f"; there are {', '.join(queries)}" if queries else ""
+                raise ApiError(f"unknown query parameter: {shown!r}{rest}", param=shown, code="unknown_parameter")
             if len(request.query_params.getlist(name)) > 1:
                 raise ApiError(f"query parameter {name!r} is given more than once; give it once", param=name)
 

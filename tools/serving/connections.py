@@ -132,7 +132,7 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
         if self._is_too_large:
             self._refuse_head()
         elif not self._has_too_many:  # that is said behind the answers to those that wait
-            super().send_400_response(msg)
+            self._refuse(400, "this cannot be read as a request of HTTP/1.1", "invalid_request")
 
     def _refuse_head(self) -> None:
         most = f"{MAX_HEADER_BYTES} bytes and {MAX_HEADERS} headers"
@@ -199,7 +199,16 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
         if self.cycle is not None and not self.cycle.response_complete:
             self.transport.abort()  # in the middle of an answer there is no place for another
             return
-        body = json.dumps({"error": {"message": message, "type": "server_error", "param": None, "code": code}}).encode()
+        body = json.dumps(
+            {
+                "error": {
+                    "message": message,
+                    "type": "server_error" if status >= 500 else "invalid_request_error",
+                    "param": None,
+                    "code": code,
+                }
+            }
+        ).encode()
         head = f"HTTP/1.1 {status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
         self.transport.write(f"{head}retry-after: 1\r\nconnection: close\r\n\r\n".encode() + body)
         if len(self.limits.lingering) >= MAX_LINGERING or not self.transport.can_write_eof():

@@ -14,6 +14,7 @@ from learngraph.graphs.serving import administration
 from learngraph.graphs.serving.obstacles import KINDS, Obstacle
 from learngraph.graphs.serving.service import Service
 from learngraph.memory.errors import UserError
+from learngraph.tools.training.learner import _nothing_new
 
 
 async def shown(service: Service, tenant: str = "acme") -> dict[str, dict[str, Any]]:
@@ -63,6 +64,18 @@ async def test_rewards_that_are_all_alike_teach_nothing_and_learning_rests(
         assert sum("default: skipped" in line for line in caplog.messages) == 1, "one line where the state changes"
         await teach(service, 8, start=8)
         assert not {"nothing to learn", "resting"} & set(await shown(service))
+
+
+async def test_a_tenant_whose_every_wish_is_learned_is_said_to_be_well(tmp_path: Path) -> None:
+    async with serving(tmp_path, OPEN_GATE, poison="alike") as service:
+        await teach(service, 8, word="none of these")
+        service._learning.turn("acme", "default").why = _nothing_new(2, 0).skipped
+        found = await shown(service)
+        assert "all that was asked for is learned" in found["learned"]["why"]
+        assert not {"nothing to learn", "resting"} & set(found)
+        assert await metric(service, "learngraph_missing_feedbacks", tenant="acme") == 0
+        service._learning.turn("acme", "default").why = _nothing_new(2, 1).skipped
+        assert "nothing to learn" in await shown(service)
 
 
 async def test_the_bound_and_the_gate_are_named(tmp_path: Path) -> None:

@@ -373,6 +373,7 @@ def test_errors_have_one_shape_everywhere(client: httpx.Client) -> None:
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
         assert answer.headers["x-request-id"].startswith("req_")
     assert client.get("/v1/experiences?limit=0").json()["error"]["param"] == "limit"
+    assert "'after'; there are adapter, state, limit, before" in client.get("/v1/experiences?after=x").text
     assert "POST" in client.get("/v1/chat/completions").headers["allow"]
 
 

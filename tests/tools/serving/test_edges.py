@@ -252,6 +252,9 @@ def test_a_key_that_is_given_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -
         said = read_all(line)
         assert said.startswith(b"HTTP/1.1 400 ")
         assert b"the header Authorization is given more than once; give it once" in said
+        said = read_all(half_request(url, b"\x16\x03\x01 no HTTP\r\n\r\n"))
+        assert b"content-type: application/json" in said
+        assert b'"invalid_request_error"' in said
 
 
 BUSY = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %s\r\ncontent-length: %d\r\n\r\n%s"

@@ -184,7 +184,7 @@ function Board({ leave }) {
         ${tile("Replies under way", used.streams, `at most ${used.streams_at_once}`)}</div>
       ${scope.learned && html`<h3>Learned in prompts</h3><div class="card scroll"><pre class="soft">${[...scope.learned, ...(scope.lift ?? [])].join("\n")}</pre></div>`}
       ${found.held.length > 0 && html`<h3>Nothing is learned from these</h3><div class="tiles wide">${found.held.map(({ item, why }) => html`<div key=${item.id}><p class="note warn">${why} <button class="release" onClick=${() => post(`/experiences/${encodeURIComponent(item.id)}/release`, {})}>Learn from it</button></p><${Exchange} item=${item}/></div>`)}</div>`}
-      <h3>Learning</h3>${(scope.held_up ?? []).map((one) => html`<p class=${`note ${["too few", "ahead"].includes(one.kind) ? "" : "warn"}`}>${one.why.slice(0, 1).toUpperCase()}${one.why.slice(1)}. <span class="soft">What would help: ${one.help}.</span></p>`)}
+      <h3>Learning</h3>${(scope.held_up ?? []).map((one) => html`<p class=${`note ${["too few", "ahead", "learned"].includes(one.kind) ? "" : "warn"}`}>${one.why.slice(0, 1).toUpperCase()}${one.why.slice(1)}. <span class="soft">What would help: ${one.help}.</span></p>`)}
       <div class="tiles wide">${CURVES.map(([field, title, unit]) => html`<${Curve} key=${field} title=${title} unit=${unit} name=${field} rows=${(field === "reward" ? row.rewards : scope.updates) ?? []} axis=${field === "reward" ? "version" : "step"}/>`)}</div>
       <${Versions} row=${row} act=${act} learn=${setWanted}/>
       <h3>What ${name ? `version ${name}` : "a version"} learned from</h3>${found.trouble && html`<p class="note warn">${found.trouble}</p>`}
