@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 84_850, "tests": 70_556}
+LINES: Mapping[str, int] = {"source": 84_856, "tests": 70_560}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -22,7 +22,7 @@ ROOMS: Mapping[str, int] = {
     "graphs/cli": 2_912,
     "graphs/experiments": 7_690,
     "graphs/presets": 115,
-    "graphs/serving": 2_362,
+    "graphs/serving": 2_369,
     "graphs/studio": 2_214,
     "graphs/wiring": 4_477,
     "memory": 1_497,

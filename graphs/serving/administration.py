@@ -45,7 +45,7 @@ CLOSED = "the files of an adapter cannot be read, and its chats are refused, unt
 HELD_OUT = (
     "held out: a share of the exchanges (--replay.held-out-share) is never trained on, and the gate reads those that were liked"
 )
-"""Reason of the state `held`."""
+"""Reason of the state `held_out`."""
 SURVEY_SHARE = 0.05
 """Largest share of the time that surveys of all adapters' obstacles take, where they are asked for all the time."""
 
@@ -106,6 +106,7 @@ class Administration:
         if query.learned_by is not None:
             label = self._live.find_label(query.tenant, query.adapter or DEFAULT_SCOPE, query.learned_by)
             query = replace(query, learned_by=label)
+        query = replace(query, state="held") if query.state == "held_out" else query
         return [_exchange_row(row) for row in await asyncio.to_thread(self.replay.rows, query)]
 
     async def experience(self, tenant: str, id: str) -> dict[str, Any] | None:
@@ -190,7 +191,7 @@ class Administration:
         return {
             "job": id,
             "kind": "feedback",
-            "state": row.state,
+            "state": shown_state(row.state),
             "reason": _reason(row),
             "response_id": row.exchange.id,
             "adapter": adapter,
@@ -404,7 +405,7 @@ class Administration:
             "held_up": [asdict(each) for each in self._obstacles(*scope)],
             "step": self.replay.step(*scope),
             "head": self.replay.head(*scope),
-            "counts": self.replay.counts(*scope),
+            "counts": {shown_state(state): n for state, n in self.replay.counts(*scope).items()},
             "ages": {str(age): n for age, n in self.replay.ages(*scope).items()},
             "updates": [
                 {**update, "created": update["time"], "outcome": outcomes.get(update["version"], "candidate")}
@@ -470,13 +471,18 @@ class Administration:
         for scope in {*self._lost, *await asyncio.to_thread(self._retry_closed)}:
             self._metrics.lost.labels(*scope).set(1)
         for state in RECORD_STATES:
-            self._metrics.replay_records.labels(state).set(counts.get(state, 0))
+            self._metrics.replay_records.labels(shown_state(state)).set(counts.get(state, 0))
         if self._learning is not None:
             self._metrics.set_adapters(self._learning.outcomes())
             survey = await asyncio.to_thread(self._survey_obstacles)
             self._metrics.set_obstacles({tenant: summarize_obstacles(found) for tenant, found in survey.items()})
             self._metrics.learner_paused.set(self._learning.status()["state"] == "failed")
         return list(self._metrics.registry.collect())
+
+
+def shown_state(state: str) -> str:
+    """A record's state as clients see it: to be held is to wait for a person (--learn), which `held` in the buffer does not mean."""
+    return "held_out" if state == "held" else state
 
 
 def _reason(row: ReplayRow) -> str:
@@ -489,7 +495,8 @@ def _exchange_row(row: ReplayRow) -> dict[str, Any]:
         **{
             name: getattr(exchange, name) for name in ("id", "adapter", "family", "scenario", "turn", "user", "step", "created")
         },
-        **{name: getattr(row, name) for name in ("state", "age", "job", "kl")},
+        **{name: getattr(row, name) for name in ("age", "job", "kl")},
+        "state": shown_state(row.state),
         "version": reply.version,
         "reason": _reason(row),
         "messages": list(exchange.request.messages),

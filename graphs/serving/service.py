@@ -28,7 +28,7 @@ from ...memory.telemetry import span
 from ...nodes.learn.chat_turn import DEFAULT_SCOPE, STREAM_CALLBACK, Engine, KeepFeedback
 from ...nodes.learn.gradient_step import AdapterLearner
 from ..claas import CLaaS, build_learning, build_serving
-from .administration import HELD_OUT, Administration
+from .administration import HELD_OUT, Administration, shown_state
 from .feedback import FeedbackWatch
 from .learning_task import LearningTask
 from .metrics import ServiceMetrics
@@ -311,12 +311,12 @@ class Service(Administration):
             raise AssertionError("unreachable")
         with self._noting_failures():
             kept = self._keep({"tenant": tenant, "id": id, "feedback": feedback, "key": key})
-        return FeedbackReceipt(kept["job"], id, kept["state"], kept["repeated"]), row.exchange
+        return FeedbackReceipt(kept["job"], id, shown_state(kept["state"]), kept["repeated"]), row.exchange
 
     def advice(self, feedback: Feedback, state: str = "ready") -> str:
         """A sentence on what becomes of feedback in this state, or a hint at what would teach more; mostly empty."""
         settings = self.settings
-        if state == "held":
+        if state == "held_out":
             return HELD_OUT
         if self._learning is not None and feedback.is_mixed and settings.loss.uses_words and settings.loss.teacher.reads_text:
             return (

@@ -196,7 +196,7 @@ async def wait_for_newer_version(url: str, key: str, model: str, times: int) -> 
             told = {"response_id": id, "reward": -1, "text": f"broke end : end with {word} ."}
             began = time.perf_counter()
             async with client.post("/v1/feedback", json=told) as answer:
-                if (await answer.json())["state"] == "held":  # for the gate: no version learns from it
+                if (await answer.json())["state"] == "held_out":  # for the gate: no version learns from it
                     continue
             while number >= UNTIMED and (await chat())[1] == version:
                 if time.perf_counter() - began > 20:

@@ -58,12 +58,12 @@ async def play(model: str, times: int) -> None:
                 word, before, began = ("raft", "opal", "umber")[number % 3], served.live, time.perf_counter()
                 receipt = await service.feedback("user", f"r{number}", Feedback(-1.0, f"broke end : end with {word} ."))
                 TIMES["feedback is acknowledged"].append(time.perf_counter() - began)
-                while receipt.state != "held" and number >= FIRST_STEP and served.live == before:
+                while receipt.state != "held_out" and number >= FIRST_STEP and served.live == before:
                     if time.perf_counter() - began > LIMIT:
                         break
                     await asyncio.sleep(0.001)
                 else:
-                    if receipt.state != "held":
+                    if receipt.state != "held_out":
                         TIMES[WHOLE].append(time.perf_counter() - began)
 
 

@@ -197,7 +197,7 @@ class ChatApi:
         self,
         request: Request,
         adapter: Annotated[str | None, Query(pattern=NAME_PATTERN)] = None,
-        state: Annotated[Literal["pending", "ready", "leased", "consumed", "rejected", "held"] | None, Query()] = None,
+        state: Annotated[Literal["pending", "ready", "leased", "consumed", "rejected", "held_out"] | None, Query()] = None,
         limit: Annotated[int, Query(ge=1, le=200)] = 50,
         before: Annotated[str | None, Query(min_length=1, max_length=256)] = None,
         learned_by: Annotated[str | None, Query(min_length=1, max_length=256)] = None,

@@ -992,6 +992,9 @@ async def test_a_bare_reward_is_answered_with_what_would_teach_more(tmp_path: Pa
         assert job is not None
         assert {row["reason"], job["reason"]} == {service.advice(Feedback(reward=1.0), receipt.state)}
         assert "held out: a share" in row["reason"]
+        assert [receipt.state, row["state"], job["state"]] == ["held_out"] * 3
+        assert (await service.status("acme"))["scopes"][0]["counts"] == {"held_out": 1}
+        assert len(await service.experiences(ExchangeQuery("acme", state="held_out"))) == 1
 
 
 async def test_an_export_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

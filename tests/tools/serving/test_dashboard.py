@@ -49,7 +49,7 @@ def told() -> dict[str, Any]:
     scope = {
         "adapter": "default",
         "step": 40,
-        "counts": {"pending": 14, "ready": 31, "leased": 8, "consumed": 120, "held": 16, "rejected": 3},
+        "counts": {"pending": 14, "ready": 31, "leased": 8, "consumed": 120, "held_out": 16, "rejected": 3},
         "ages": {"0": 9, "1": 8, "3": 7, "7": 4, "24": 3},
         "updates": updates,
         "held_up": [{"kind": "too few", "why": why, "help": "3 more feedbacks"}],

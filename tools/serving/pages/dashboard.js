@@ -4,7 +4,7 @@ import { Bars, Curve, ageGroups, short, since } from "./charts.js";
 
 const { html, render, useEffect, useRef, useState } = viewLibrary;
 
-const KEY = "learngraph-key", STATES = ["pending", "ready", "leased", "consumed", "held", "rejected"];
+const KEY = "learngraph-key", STATES = ["pending", "ready", "leased", "consumed", "held_out", "rejected"];
 const CURVES = [["reward", "Reward", "mean feedback of each version"], ["loss", "Loss", "of the step"], ["ess", "Effective sample size", "share of the minibatch"],
   ["age", "Age", "steps behind, mean"], ["entropy", "Entropy", "nats per token"], ["kl", "KL to the base", "nats per token"]];
 
