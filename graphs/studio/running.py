@@ -1,6 +1,6 @@
 """The running part of a walk: the nodes and a model's words while they come, and the time and the tokens of every node that has run."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 from threading import Event
@@ -86,7 +86,7 @@ class Running:
         for before in [before for before, after in pairwise(path) if not is_edit(after)]:
             name, (more, further) = " and ".join(dict.fromkeys(before.next)), self._sums(before)
             times, seconds, tokens = sums.get(name, (0, 0.0, 0))
-            sums[name] = times + 1, seconds + more, tokens + further
+            sums[name] = times + max(Counter(before.next).values()), seconds + more, tokens + further
         slowest = sorted(sums.items(), key=lambda one: -one[1][1])
         shown = [[name, f"{times}×", cost_words(seconds, tokens)] for name, (times, seconds, tokens) in slowest]
         return shown if any(cost for *_, cost in shown) else []

@@ -89,7 +89,7 @@ class WalkSession:
 
     @property
     def walks(self) -> dict[str, Walk]:
-        """The walks by the names that the page shows: runs, and the what-ifs that were forked from them."""
+        """The walks by the names that the page shows."""
         return {one.name: one.walk for one in self._branches.values()}
 
     def _follow(self) -> None:
@@ -123,8 +123,7 @@ class WalkSession:
     def overview(self) -> dict[str, Any]:
         """All that the page shows of the walks but their moments."""
         self._follow()
-        branches = list(self._branches.values())
-        running = self._is_walking
+        branches, running = list(self._branches.values()), self._is_walking
         return {
             "name": "walk",
             "title": self.title,
@@ -142,8 +141,7 @@ class WalkSession:
         }
 
     def _about(self, branch: WalkBranch) -> dict[str, Any]:
-        last = branch.path[-1]
-        questions, answered = branch.read_questions()
+        last, (questions, answered) = branch.path[-1], branch.read_questions()
         return {
             "id": branch.id,
             "name": branch.name,
@@ -207,9 +205,14 @@ class WalkSession:
         }
 
     def compare(self, branch: str, other: str) -> dict[str, Any]:
-        """Two walks channel by channel, where they part and where they stand."""
-        one, two = self._find(branch), self._find(other)
-        found = compare(one.walk, two.walk)
+        """Two walks channel by channel, where they part and where they stand; refused while a walk runs, which stands nowhere."""
+        if self._is_walking or not self._busy.acquire(timeout=10):
+            raise StudioError("the walk is running: walks are compared when they rest")
+        try:
+            one, two = self._find(branch), self._find(other)
+            found = compare(one.walk, two.walk)
+        finally:
+            self._busy.release()
         return {"title": found.title, "head": [*found.head[:2], one.name, two.name], "rows": found.rows}
 
     def edit_form(self, branch: str, channel: str, index: int | None = None) -> dict[str, Any]:
@@ -359,8 +362,8 @@ class WalkSession:
         if at < branch.here:
             walk.back(branch.here - at)
         self._forks += 1
-        made = WalkBranch(f"b{next(self._ids)}", f"what-if {self._forks}", walk, branch.id, at, len(walk.inside))
-        made.asked = dict(branch.asked)
+        name, asked = f"what-if {self._forks}", dict(branch.asked)
+        made = WalkBranch(f"b{next(self._ids)}", name, walk, branch.id, at, len(walk.inside), asked=asked)
         self._open(made)
         return made
 

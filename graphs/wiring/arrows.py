@@ -65,11 +65,9 @@ class Branching:
             raise FlowError(f"the router of '{source}' is {router!r:.40}, and a router is a function from the state to a label")
         returns = _return_type(router)
         if get_origin(returns) is not Literal:
-            hint = (
-                "; a function that returns Sends belongs to fan_outs, and its arrows are dotted"
-                if returns_sends(router)
-                else ""
-            )
+            hint = ", such as -> Literal[True, False]" if returns is bool else ", such as -> Literal['again', 'over']"
+            if returns_sends(router):
+                hint = "; a function that returns Sends belongs to fan_outs, and its arrows are dotted"
             raise FlowError(f"the router of '{source}' must say its outcomes as a Literal return type, not {returns}{hint}")
         return cls(router, {shown_label(outcome): outcome for outcome in get_args(returns)})
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -554,12 +555,14 @@ builder = StateGraph(Log)
 for name, asked in {"many": {"question": "how many?", "most": 3}, "which": "which?", "pay": review}.items():
     builder.add_node(name, lambda state, name=name, asked=asked: {"log": [f"{name} {interrupt(asked)}"]})
     builder.add_edge(START, name)
+builder.add_node("after", lambda state: {"log": [open("gate").read()]}).add_edge(["many", "which", "pay"], "after")
 graph = builder.compile()
 """
 
 
 async def test_questions_have_a_form_each_and_an_answer_is_changed_while_others_are_open(app_folder: Path) -> None:
     (app_folder / "my_askers.py").write_text(ASKERS)
+    os.mkfifo("gate")  # the node behind the questions runs until the test writes into it
     titles = "[...document.querySelectorAll('form.ask > p')].map((one) => one.textContent).join('; ')"
     answered = "[...document.querySelectorAll('.answered')].map((one) => one.textContent).join('; ')"
 
@@ -570,7 +573,7 @@ async def test_questions_have_a_form_each_and_an_answer_is_changed_while_others_
         async with page(app_folder / "profile", url) as opened:
             await opened.run("location.hash = 'walk'")
             await until(opened, f"{LIT} !== ''")
-            await press(opened, "s")
+            await press(opened, "e")
             await until(opened, f"{titles} === 'many asks: how many?; which asks: which?; pay asks: pay'")
             said = await opened.run(f"{form('many')}.textContent")
             assert (said.count("how many?"), said.count("most")) == (1, 1)
@@ -593,7 +596,10 @@ async def test_questions_have_a_form_each_and_an_answer_is_changed_while_others_
             await until(opened, f"{titles} === 'many asks: how many?'")
             await opened.run(f"{form('many')}.querySelector('textarea').focus()")
             await opened.run(f"{form('many')}.querySelector('button.main').click()")
+            await until(opened, "document.querySelector('form.ask')?.closest('[hidden]') != null")  # while the run goes on
+            await asyncio.to_thread(Path("gate").write_text, "went on")
             await until(opened, f"document.querySelector('form.ask') === null && {COLUMNS}.includes('many 2 or so')")
+            assert "went on" in await opened.run(COLUMNS)
             assert "'approve'" in await opened.run(COLUMNS)
 
 

@@ -26,7 +26,7 @@ from langchain_core.messages import AIMessageChunk
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.outputs import ChatGenerationChunk
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import START, StateGraph
+from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 from studio_runs import play_run
 from typing_extensions import TypedDict
@@ -112,6 +112,16 @@ def test_steps_rounds_and_the_end() -> None:
     assert rows[1]["text"] == "number 1"
 
 
+def test_a_node_that_ran_twice_side_by_side_counts_twice() -> None:
+    flow = "flowchart LR\n  START -.-> add --> END"
+    wired = wire(
+        StateGraph(MessagesState), flow, {"add": lambda state: {"messages": ["hi"]}}, fan_outs={"START": lambda state: [{}, {}]}
+    )
+    walks = session(wired.compile(checkpointer=InMemorySaver()), {"messages": "hello"})
+    seen = act(walks, "finish")
+    assert [row[:2] for row in walks.moment(seen["current"], 1)["costs"]] == [["add", "2×"]]
+
+
 def test_back_and_fork_leave_what_was_taken_in_the_tree() -> None:
     walks = session(counter())
     act(walks, "finish")
@@ -190,6 +200,8 @@ def test_while_a_node_runs_others_wait_and_stop_ends_the_run_after_it() -> None:
         assert walks.overview()["state"] == "running"
         with pytest.raises(StudioError, match="the walk is running"):
             walks.act("step", "b0", place)
+        with pytest.raises(StudioError, match="walks are compared when they rest"):
+            walks.compare("b0", "b0")
         walks.act("stop", "b0", "")
     finally:
         free.set()

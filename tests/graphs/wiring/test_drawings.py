@@ -44,6 +44,10 @@ def verdict(state: Writing) -> Literal["good", "bad"]:
     return "good" if state["tries"] >= 2 else "bad"
 
 
+def is_good(state: Writing) -> bool:
+    return True
+
+
 def thrice(state: Writing) -> list[dict[str, Any]]:
     return [{"question": f"{state['question']}{n}"} for n in range(3)]
 
@@ -154,6 +158,9 @@ DRAWINGS: dict[str, Drawing] = {
     "a code fence": Drawing("```mermaid" + GOOD + "```", TWICE),
     "letters of other alphabets": Drawing(GOOD.replace("web", "wéb"), TWICE, without("web", wéb=web)),
     "a node called end": Drawing(GOOD.replace("publish", "end"), TWICE, without("publish", end=publish)),
+    "a router that returns a bool": Drawing(
+        GOOD, "not <class 'bool'>, such as -> Literal[True, False]", routers={"grade": is_good}
+    ),
     "a router that returns a list": Drawing(GOOD, "as a Literal return type", routers={"grade": lambda state: ["good"]}),
 }
 

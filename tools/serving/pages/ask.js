@@ -13,7 +13,7 @@ export async function ask(name, args = {}) {
   try {
     answer = await fetch(`/ask/${name}`, { method: "POST", headers, body: JSON.stringify(args) });
   } catch {
-    throw new Error("The studio does not answer: has its command ended?");
+    throw new Error("The studio does not answer: has its command ended? Start it again and open the link that it prints; with the same key (LEARNGRAPH_STUDIO_KEY), reload this page.");
   }
   const found = await answer.json();
   if (answer.ok && found?.error === undefined) return found;

@@ -161,6 +161,9 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
     ask("moment", { view, branch, number: at }).then((found) => { if (mine === turn.current) setMoment(found); }, (error) => mine === turn.current && missed(error));
   }, [view, branch, at, overview?.version]);
 
+  const compare = (other) => ask("compare", { branch, other }).then((found) => setCompared({ ...found, of: branch, other }), (error) => { setCompared(null); missed(error); });
+  useEffect(() => { if (compared?.of === branch && !busy) compare(compared.other); }, [overview?.version, busy]);  // where they stand once the run rests
+
   /** True if it was done; also of a turn that has begun, and was stopped or failed. */
   const act = useCallback(async (name, more = {}, asSaved = false) => {
     const now = seen.current;
@@ -248,7 +251,6 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
   if (!overview) return html`<div ref=${root}>${problem ? html`<p role="alert" class="note bad">${problem.text}</p>` : html`<p class="loading">Loading …</p>`}</div>`;
   const graph = overview.graphs[shown?.graph ?? ""], nodes = graph?.nodes.map((node) => node.name).filter((name) => name !== "START" && name !== "END") ?? [];
   const others = live ? overview.branches.filter((one) => one.id !== branch && one.inside.length === shown?.inside.length) : [];
-  const compare = (other) => other && ask("compare", { branch, other }).then((found) => setCompared({ ...found, of: branch }), report);
   const choose = (id) => { setAsking(null); setBranch(id); setAt((overview.branches.find((one) => one.id === id)?.count ?? 0) - 1); };
   const isChat = Boolean(overview.form?.schema.properties?.messages), isNew = live && !overview.branches.length;
   const episode = overview.branches.findIndex((one) => one.id === branch);
@@ -269,7 +271,7 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
     <p class="soft guide">${!live ? `A run that was played. Choose a step to see what was known, decided and remembered${walkOn ? "; Walk on from here opens a live walk" : ""}.`
       : !busy ? guide(shown, isChat, Boolean(overview.form)) : `${running.map((one) => `${one.node}, ${one.seconds.toFixed(1)} s`).join("; ") || "Running …"}${stopping ? ": the walk stops when that has ended" : ""}`}</p>
     ${shown?.inside?.length > 0 && html`<p class="soft">inside ${shown.inside.join(" › ")}</p>`}
-    ${live && shown?.questions.length > 0 && html`<${Questions} key=${branch} questions=${shown.questions} answered=${shown.answered} act=${act}/>`}
+    ${live && shown?.questions.length > 0 && html`<div hidden=${busy}><${Questions} key=${branch} questions=${shown.questions} answered=${shown.answered} act=${act}/></div>`}
     <p class="sr" role="status">${busy ? "running" : moment?.title ?? ""}</p>
     ${[...overview.problems, ...(moment?.problems ?? [])].map((text) => html`<p class="note warn">${text}</p>`)}
     ${(asking ? !asking.channel : isNew && !isChat && overview.form) && html`<div class="card"><${Form} title=${asking?.form.title ?? "Input of the run"} form=${asking?.form ?? overview.form} button=${asking?.form.title ? "Begin a run with these" : "Begin"} submit=${(input) => { if (!asking?.form.title) last.current = input; act("begin", { input }); }} close=${asking && (() => setAsking(null))}/></div>`}
@@ -281,7 +283,7 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
     ${!isNew && html`<div class="columns">
       <div>
         <div class="card"><h3>${live ? "Fork tree" : "Episodes"}</h3>${live ? html`<${ForkTree} overview=${overview} branch=${branch} at=${at} choose=${choose}/>
-            ${others.length > 0 && html`<label class="soft">compare with <select onChange=${(event) => { compare(event.currentTarget.value); event.currentTarget.value = ""; }}>
+            ${others.length > 0 && html`<label class="soft">compare with <select disabled=${busy} onChange=${(event) => { if (event.currentTarget.value) compare(event.currentTarget.value); event.currentTarget.value = ""; }}>
               <option value="">another walk …</option>${others.map((one) => html`<option value=${one.id}>${one.name}</option>`)}</select></label>`}`
           : html`<${LongList} label="episodes" height=${156} count=${overview.branches.length} selected=${episode} need=${() => {}} choose=${(i) => choose(overview.branches[i].id)}
             rows=${(i) => ({ title: overview.branches[i].name, text: `${overview.branches[i].count} steps, ${overview.branches[i].note}` })}/>`}</div>
