@@ -49,9 +49,9 @@ def write_edit(
 
     before = _tasks(graph, in_loop, place)
     copy, made, tasks = write(dict(channels), nodes or [None])
-    if _told(graph, tasks) != _told(graph, before):
+    if _comparable(graph, tasks) != _comparable(graph, before):
         plain = write({}, nodes or [None])[2]
-        if _told(graph, plain) == _told(graph, tasks):
+        if _comparable(graph, plain) == _comparable(graph, tasks):
             tasks = before
         else:
             drawn = Counter(map(_node, plain))
@@ -84,6 +84,6 @@ def _node(task: Send | str) -> str:
     return task if isinstance(task, str) else task.node
 
 
-def _told(graph: Any, tasks: Sequence[Send | str]) -> list[Any]:
+def _comparable(graph: Any, tasks: Sequence[Send | str]) -> list[Any]:
     """Tasks in a form to compare: the values that are sent may have no `==` of their own."""
     return [graph.checkpointer.serde.dumps_typed(task) for task in tasks]
