@@ -104,9 +104,9 @@ def find_tenants(options: ServeOptions) -> Any:
             raise UserError("serve: --no-auth accepts any key, --api-key and --keys only these: one or the other")
 
         class OpenTenants(tenants.Tenants):
-            """Any key is one of the tenant `default`."""
+            """Any key is one of the tenant `default`, and so is none."""
 
-            def tenant_for_key(self, key: str) -> Any:
+            def log_in(self, key: str | None, address: str = "") -> Any:
                 return tenants.Tenant("default")
 
         return OpenTenants({"any": tenants.Tenant("default")})

@@ -87,7 +87,7 @@ class ServeOptions:
     log_requests: bool = False
     """Log each request: its id, method, route, status and time, and nothing of what it says."""
     no_auth: bool = False
-    """Accept any key; only on 127.0.0.1."""
+    """Accept any key, and none; only on 127.0.0.1."""
     open_metrics: bool = False
     """/metrics needs no key."""
     livez_port: int | None = None

@@ -127,14 +127,12 @@ class KeyCheck:
         """The tenant of a key; raises an `ApiError` (401) for a missing or unknown one, and `RateLimitExceeded` after many."""
         if len(request.headers.getlist("authorization")) > 1:  # a proxy in front may look at another one
             raise ApiError("the header Authorization is given more than once; give it once", code="invalid_api_key")
-        if credentials is None:
-            message = "no API key: send the header `Authorization: Bearer KEY`"
-        elif (found := self.tenants.log_in(credentials.credentials, client_address(request))) is not None:
+        key = None if credentials is None else credentials.credentials
+        if (found := self.tenants.log_in(key, client_address(request))) is not None:
             if found.chats_only and not request.url.path.startswith(CHAT_PATHS):
                 raise ApiError("this key may chat and nothing else", 403, code="chat_only")
             return found
-        else:
-            message = "this API key is not known here"
+        message = "this API key is not known here" if key else "no API key: send the header `Authorization: Bearer KEY`"
         raise ApiError(message, 401, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
     async def require_chat_key(self, request: Request, credentials: Credentials = None) -> None:

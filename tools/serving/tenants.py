@@ -2,7 +2,7 @@
 
     tenants = read_tenants(["secret"])               # one tenant, `default`
     tenants = read_tenants((), "keys.yaml")          # several
-    tenant = tenants.tenant_for_key("secret")        # None: no tenant has this key
+    tenant = tenants.log_in("secret")                # None: no tenant has this key
 
 A key file names tenants and their limits:
 
@@ -111,20 +111,19 @@ class Tenants:
     def _digest(self, plain: bytes) -> bytes:
         return hmac.digest(self._secret, plain, "sha256")
 
-    def tenant_for_key(self, key: str) -> Tenant | None:
-        """The tenant with this key; None: there is none."""
-        return self._keys.get(self._digest(hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()))
-
-    def log_in(self, key: str, address: str) -> Tenant | None:
+    def log_in(self, key: str | None, address: str = "") -> Tenant | None:
         """The tenant with this key; None: there is none. Unknown keys count against the address, which may be shared: a key that
         has been right before is never refused.
 
         Args:
+            key: None: the client sent none.
             address: of the client (`client_address`).
 
         Raises:
             RateLimitExceeded: many unknown keys came from this address.
         """
+        if key is None:
+            return None
         digest = self._digest(hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest())
         with self._lock:
             since, count = self._failed.get(address, (-math.inf, 0))

@@ -91,15 +91,15 @@ def test_keys_may_be_given_again_and_again() -> None:
 
 def test_any_key_will_do_where_none_is_asked_for() -> None:
     tenants = serve_cli.find_tenants(ServeOptions(no_auth=True))
-    assert tenants.tenant_for_key("whatever").name == "default"
+    assert [tenants.log_in(key).name for key in ("whatever", None)] == ["default", "default"]
     assert tenants.names == ("default",)
 
 
 def test_keys_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEARNGRAPH_API_KEY", "one,two")
     tenants = serve_cli.find_tenants(ServeOptions())
-    assert tenants.tenant_for_key("two").name == "default"
-    assert tenants.tenant_for_key("three") is None
+    assert tenants.log_in("two").name == "default"
+    assert tenants.log_in("three") is None
 
 
 def test_presets_set_other_defaults(monkeypatch: pytest.MonkeyPatch) -> None:

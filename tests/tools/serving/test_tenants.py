@@ -18,18 +18,18 @@ def test_keys_and_their_tenants(tmp_path: Path) -> None:
         f'acme: {{keys: [one, "{DIGEST}"], streams: 5}}\nrival: {{keys: [two]}}\nprometheus: {{keys: [three], metrics: true}}\n'
     )
     found = read_tenants(["mine"], file)
-    assert {key: who.name for key in ("mine", "one", "secret", "two", "three") if (who := found.tenant_for_key(key))} == {
+    assert {key: who.name for key in ("mine", "one", "secret", "two", "three") if (who := found.log_in(key))} == {
         "mine": "default",
         "one": "acme",
         "secret": "acme",
         "two": "rival",
         "three": "prometheus",
     }
-    acme = found.tenant_for_key("one")
+    acme = found.log_in("one")
     assert acme is not None
     assert acme.limits == TenantLimits(5)
     for nobody in ("", "ONE", "one ", DIGEST, "é", "\ud800"):
-        assert found.tenant_for_key(nobody) is None
+        assert found.log_in(nobody) is None
     assert found.names == ("default", "acme", "rival")
 
 
@@ -94,11 +94,11 @@ def test_replies_under_way_are_counted_and_let_go_of() -> None:
 
 def test_keys_are_replaced_and_counts_stay() -> None:
     known = read_tenants(["old"])
-    tenant = known.tenant_for_key("old")
+    tenant = known.log_in("old")
     assert tenant is not None
     with known.reserve_streams(tenant):
         known.replace_keys(read_tenants(["new"]))
-        found = known.tenant_for_key("new")
-        assert known.tenant_for_key("old") is None
+        found = known.log_in("new")
+        assert known.log_in("old") is None
         assert found is not None
         assert known.usage(found)["streams"] == 1
