@@ -388,6 +388,7 @@ async def serve(
     probes = nullcontext() if livez_port is None else liveness_process(_listen(host, livez_port))
     settings = uvicorn.Config(
         application,
+        log_config=None,  # as all lines of the service: with time, level, part
         log_level="warning",
         access_log=False,
         lifespan="off",
