@@ -13,11 +13,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 84_863, "tests": 70_593}
+LINES: Mapping[str, int] = {"source": 84_890, "tests": 70_607}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
-    "graphs/agents": 7_594,
+    "graphs/agents": 7_628,
     "graphs/baselines": 1_686,
     "graphs/cli": 2_912,
     "graphs/experiments": 7_690,

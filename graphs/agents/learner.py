@@ -20,7 +20,6 @@ import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -71,7 +70,7 @@ from .consultation import (
 from .executed_calls import find_caller, name_caller, watch_call
 from .given_advice import AdvicePlace, AdvisedPrompts, LearningState, OpenConsultation, SentPrompts, plain_messages
 from .reward_sources import RewardSource, describe_source, read_reward
-from .scope_values import ScopeError, ScopeValue
+from .scope_values import ScopeError, ScopeValue, label_values
 from .scopes import Index, ScopedLearner, ScopeOptions, rate_agents
 from .status import LearnerStatus
 
@@ -270,15 +269,23 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         """
         if (source := self._source_of_turn_before(state, runtime)) is not None:
             self._rate(state, runtime, *source)
-        return self._find_given(state, runtime)
+        return {**self._find_scope(state, runtime), **self._find_given(state, runtime)} or None
 
     async def abefore_agent(self, state: Any, runtime: Any) -> dict[str, Any] | None:
         """Rate the turn before, in an agent that is awaited."""
         if (source := await asyncio.to_thread(self._source_of_turn_before, state, runtime)) is not None:
             await self._arate(state, runtime, *source)
-        return await asyncio.to_thread(self._find_given, state, runtime)
+        found = await asyncio.to_thread(self._find_given, state, runtime)
+        return {**self._find_scope(state, runtime), **found} or None
 
-    def _find_given(self, state: Any, runtime: Any) -> dict[str, Any] | None:
+    def _find_scope(self, state: Any, runtime: Any) -> dict[str, Any]:
+        """The values of the scope and of the user that the run gives, where the thread does not have them yet."""
+        known, given = state.get("scope_values") or {}, get_config().get("configurable", {})
+        labels = (*self.scope.of_run(runtime, given, known), *self.user.of_run(runtime, given, known))
+        new = {name: value for name, value in label_values(labels).items() if value is not None and value != known.get(name)}
+        return {"scope_values": new} if new and self.mode != "off" and not self.agent.is_node else {}
+
+    def _find_given(self, state: Any, runtime: Any) -> dict[str, Any]:
         """The messages since the user's last one that the agent has not said itself: an event, or the task of a supervisor."""
         messages = state["messages"]
         start = last_user_message(messages) if any(isinstance(one, HumanMessage) for one in messages) else -1
@@ -288,7 +295,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             if isinstance(one, AIMessage | SystemMessage) and not getattr(one, "tool_calls", ())
         ]
         if not found or self.mode == "off" or self.agent.is_node:
-            return None
+            return {}
         try:
             place = self._place(state, runtime)
             known = self._memory(place.scope).conversations.turns.get(place.thread)
@@ -296,7 +303,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             raise
         except Exception as error:
             LOG.warning("%s: it is not known what the agent has said before: %s", self.method, error)
-            return None
+            return {}
         own = {id for turn in (known.turns if known else ()) for id in turn.replies}
         return {"given_messages": [str(one.id) for one in found if one.id not in own]}
 
@@ -372,7 +379,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             words = "%s: the consultation failed, and the agent answers without advice: %s"
             LOG.warning(words, self.method, error, exc_info=traced)
         entry = {"method": self.method, "mode": self.mode, "recalled": [], "failed": failure, "turn": turn}
-        self._memory(self._run_scope(request.runtime)).tally(entry)
+        self._memory(self._run_scope(request.state, request.runtime)).tally(entry)
         return ExtendedModelResponse(model_response(answer), Command(update={"learning": [entry]}))
 
     def _finish(self, run: OpenConsultation, answer: Any) -> Any:
@@ -393,7 +400,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         """The source that rates the turn before the one that begins, that turn alone; None without a source or such a turn."""
         if self.mode == "off":
             return None
-        scope = self._run_scope(runtime)
+        scope = self._run_scope(state, runtime)
         if self._next_turn is None:
             return None
         try:
@@ -405,7 +412,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
                 return None
             return self._next_turn, {"message_id": last.replies[-1]} if last.replies else {"turn": last.id}
         except Exception as error:
-            self._note_failure(runtime, "the turn before was not rated, since it cannot be read", error)
+            self._note_failure(state, runtime, "the turn before was not rated, since it cannot be read", error)
             return None
 
     def _rate(self, state: Any, runtime: Any, source: RewardSource, about: RatingOptions) -> None:
@@ -417,7 +424,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
                     said = thread.submit(asyncio.run, gather_awaited(said)).result()
             self._keep_rating(state, runtime, source, about, said)
         except Exception as error:
-            self._note_failure(runtime, f"a turn was not rated by {describe_source(source)}", error)
+            self._note_failure(state, runtime, f"a turn was not rated by {describe_source(source)}", error)
 
     async def _arate(self, state: Any, runtime: Any, source: RewardSource, about: RatingOptions) -> None:
         """As `_rate`, in an agent that is awaited: a source that is awaited runs in its loop, another one in a thread."""
@@ -426,7 +433,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             said = await said if inspect.isawaitable(said) else said
             await asyncio.to_thread(self._keep_rating, state, runtime, source, about, said)
         except Exception as error:
-            self._note_failure(runtime, f"a turn was not rated by {describe_source(source)}", error)
+            self._note_failure(state, runtime, f"a turn was not rated by {describe_source(source)}", error)
 
     def _keep_rating(self, state: Any, runtime: Any, source: RewardSource, about: RatingOptions, said: Any) -> None:
         if (found := read_reward(source, said)) is not None:
@@ -451,20 +458,20 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             if found:
                 is_rated = before is not None and before.reward is not None and before.source != "reviewer"
                 found = (None, found[1]) if is_rated else found  # his words stand beside the user's thumb
-                self._add_review(runtime, place, found, next(one.id for one in reversed(turn) if one.type == "ai"))
+                self._add_review(place, found, next(one.id for one in reversed(turn) if one.type == "ai"))
         except ScopeError:
             raise
         except Exception as error:  # a store that is down must not take the answer from the user
-            self._note_failure(runtime, "a turn was not recorded, and nothing is learned from it", error)
+            self._note_failure(state, runtime, "a turn was not recorded, and nothing is learned from it", error)
             return ""
         return place.turn
 
-    def _add_review(self, runtime: Any, place: Place, found: tuple[float | None, str], reply: str | None) -> None:
+    def _add_review(self, place: Place, found: tuple[float | None, str], reply: str | None) -> None:
         """Rate a recorded turn, of which this is a reply's id, by what a person changed of it: no turn before it, which nobody has judged."""
         try:
             self.add_rating(place.scope, place.thread, *found, message_id=reply, source="reviewer")
         except Exception as error:  # the turn is recorded all the same
-            self._note_failure(runtime, "a turn was not rated by its reviewer", error)
+            self._note_failure_of(place.scope, "a turn was not rated by its reviewer", error)
 
     def _record_so_far(self, request: ModelRequest[Any], found: Any) -> None:
         """Record a turn that goes on after a reply, or that has failed (None): it may never come to its end."""
@@ -494,7 +501,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             done = self.screen.steps(messages, self.state_key, *where)
         except Exception as error:  # the app's function; what happened is kept all the same
             if not goes_on:  # once a turn
-                self._note_failure(runtime, "a turn was recorded without its state_key", error)
+                self._note_failure_of(place.scope, "a turn was recorded without its state_key", error)
             done = self.screen.steps(messages, goal_and_last_turn, *where)
         entries = tuple(
             {key: value for key, value in entry.items() if key != "turn"}
@@ -538,13 +545,20 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
                 done = self.screen.steps(messages, self.state_key, ids.index(one.replies[0]), self.agent.listed)
                 keep(replace(one, steps=done[: len(done) - later]))
 
-    def _note_failure(self, runtime: Any, what: str, error: Exception) -> None:
-        """Say in the log and in `status` what could not be done."""
-        LOG.warning("%s: %s: %s", self.method, what, error)
-        with suppress(UserError):  # it is not known whose it is
-            self._memory(self._run_scope(runtime)).note_failure(what, f"{type(error).__name__}: {error}")
+    def _note_failure(self, state: Any, runtime: Any, what: str, error: Exception) -> None:
+        """Say in the log, and in `status` where the run says whose it is, what could not be done."""
+        try:
+            scope = self._run_scope(state, runtime)
+        except UserError:
+            LOG.warning("%s: %s: %s", self.method, what, error)
+        else:
+            self._note_failure_of(scope, what, error)
 
-    def _run_scope(self, runtime: Any) -> tuple[str, ...]:
+    def _note_failure_of(self, scope: tuple[str, ...], what: str, error: Exception) -> None:
+        LOG.warning("%s: %s: %s", self.method, what, error)
+        self._memory(scope).note_failure(what, f"{type(error).__name__}: {error}")
+
+    def _run_scope(self, state: Any, runtime: Any) -> tuple[str, ...]:
         """The labels of the memory that a run works with.
 
         Raises:
@@ -552,7 +566,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         """
         config = get_config()
         self.agent.read_run(runtime, config.get("metadata") or {})
-        return self._labels_of(self.scope.of_run(runtime, config.get("configurable", {})))
+        return self._labels_of(self.scope.of_run(runtime, config.get("configurable", {}), state.get("scope_values") or {}))
 
     def _place(self, state: Any, runtime: Any) -> Place:
         messages = self._own_messages(state)
@@ -562,9 +576,9 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         check_value("the value of task=", task, str)
         goal = trim_middle(str(users_messages(humans)[0].text), MOST_GOAL_CHARS) if users_messages(humans) else ""
         calls = sum(isinstance(m, AIMessage) for m in messages[last_user_message(messages) :])
-        users = self.user.of_run(runtime, get_config().get("configurable", {}))
+        users = self.user.of_run(runtime, get_config().get("configurable", {}), state.get("scope_values") or {})
         user = "".join(one for one in users if "=" in one)  # `user_id=ann`; `user_id` where it may be missing, and is
-        scope, turn = self._run_scope(runtime), turn_id(messages, find_caller().call)
+        scope, turn = self._run_scope(state, runtime), turn_id(messages, find_caller().call)
         if humans and is_summary(humans[-1]) and (known := self._memory(scope).conversations.turns_at_hand(str(thread))):
             turn = known[-1].id
         return Place(str(thread), scope, turn, len(humans) - 1, Task(task, goal), calls, user)

@@ -86,8 +86,11 @@ class AgentScope:
             raise ScopeError(f"a scope's value is a text of whole characters, a whole number or a UUID, got {name}={value!r}")
         return f"{name.removesuffix('?')}={escape_label(str(value))}"
 
-    def of_run(self, runtime: Any, configurable: Mapping[str, Any]) -> tuple[str, ...]:
+    def of_run(self, runtime: Any, configurable: Mapping[str, Any], known: Mapping[str, str]) -> tuple[str, ...]:
         """The labels for a run.
+
+        Args:
+            known: the values of the thread's runs before, for what this one does not give.
 
         Raises:
             ScopeError: as of `labels`; or two places give different values, or a name that is there looks like a missing one misspelt.
@@ -102,6 +105,9 @@ class AgentScope:
                 raise ScopeError(f"the places of a run disagree on its {name}: {said}")
             if found:
                 values[name] = next(iter(found.values()))
+                continue
+            if name in known:
+                values[name] = known[name]
                 continue
             given = sorted(_names(context) + _names(configurable))
             near = [one for one in given if _plain(one) == _plain(name)] or get_close_matches(name, given, 1, ALIKE)
@@ -119,8 +125,13 @@ class AgentScope:
 
 def scope_of(labels: Sequence[str]) -> dict[str, Any]:
     """The `agent` that has these labels of a namespace, and the values of its `scope` by their names; None: it is missing."""
-    found = (label.partition("=") for label in labels[2:])
-    return {"agent": unquote(labels[1]), "scope": {name: unquote(value) if given else None for name, given, value in found}}
+    return {"agent": unquote(labels[1]), "scope": label_values(labels[2:])}
+
+
+def label_values(labels: Sequence[str]) -> dict[str, str | None]:
+    """The values of a scope by their names; None: it is missing."""
+    found = (label.partition("=") for label in labels)
+    return {name: unquote(value) if given else None for name, given, value in found}
 
 
 def _value(held: Any, name: str) -> Any:

@@ -33,7 +33,7 @@ class ExplainOptions:
 
     def __post_init__(self) -> None:
         if not self.run_folder.is_dir():
-            raise CommandError(f"there is no folder {self.run_folder}; name one that `learngraph run` has made")
+            raise CommandError(f"{self.run_folder} does not exist; give a folder that `learngraph run` has made")
         if self.replay == (self.step is not None):
             raise CommandError("learngraph explain takes either --step N, the step to explain, or --replay")
 

@@ -57,10 +57,10 @@ class User(dict[str, Any]):
 def test_the_values_of_a_scope_are_read_from_every_place(context: Any, configurable: Any, user: Any, labels: Any) -> None:
     runtime = SimpleNamespace(context=context, server_info=SimpleNamespace(user=user))
     if isinstance(labels, tuple):
-        assert AgentScope(("tenant", "user_id?")).of_run(runtime, configurable) == labels
+        assert AgentScope(("tenant", "user_id?")).of_run(runtime, configurable, {}) == labels
         return
     with pytest.raises(ScopeError, match=labels):
-        AgentScope(("tenant", "user_id?")).of_run(runtime, configurable)
+        AgentScope(("tenant", "user_id?")).of_run(runtime, configurable, {})
 
 
 def make(store: Any, tools: Any = (desk.lookup_order, desk.resolve), agent_name: str | None = None, **options: Any) -> Any:

@@ -235,3 +235,17 @@ def test_a_run_that_an_event_begins_is_rated_by_itself_where_the_turn_before_was
     assert rated(learner) == {"t/0": ([REFUND], 1.0), "t/1": ([REPLACE], 0.0), "t/2": ([EXCHANGE], 0.0)}
     learner.feedback("t", reward=0.5, message_id=ids[1])
     assert [one.reward for one in learner._conversations({}).ratings("t")] == [1.0, 0.5, 0.0]
+
+
+@pytest.mark.parametrize("scope", [("tenant?",), ("tenant",)])
+def test_a_run_from_a_checkpoints_config_stays_with_its_tenant(scope: tuple[str, ...]) -> None:
+    learner = SynapseMiddleware(InMemoryStore(), scope=scope, user="user_id")
+    agent = create_agent(Changing(), [resolve], middleware=[learner], checkpointer=InMemorySaver())
+    thread: Any = {"configurable": {"thread_id": "t", "tenant": "acme", "user_id": "ann"}}
+    agent.invoke({"messages": "Hello"}, thread)
+    before = [one for one in agent.get_state_history(thread) if one.next == ("model",)][-1]
+    assert "tenant" not in before.config["configurable"]
+    agent.invoke(None, before.config)
+    assert learner.scopes() == [{"tenant": "acme"}]
+    talk = learner.conversation("t", tenant="acme")
+    assert (len(talk.turns), talk.user) == (2, "user_id=ann")

@@ -199,7 +199,7 @@ def test_repeats_and_losses_stand_in_the_sentences() -> None:
 
 def test_of_a_wrong_folder_and_a_missing_step_the_folder_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "nowhere"]) == 2
-    assert "there is no folder nowhere" in capsys.readouterr().err
+    assert "nowhere does not exist" in capsys.readouterr().err
 
 
 def test_visits_are_those_behind_a_neighbour() -> None:

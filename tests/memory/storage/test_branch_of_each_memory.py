@@ -211,7 +211,7 @@ def test_what_was_told_otherwise_meanwhile_is_kept_only_on_request(kind: Any, tm
         kept.write(0, "other")
         assert kept.read() == {"r/0": "other"}
     real = kept.bytes()
-    with pytest.raises(BranchError, match=r"told otherwise of .*0"):
+    with pytest.raises(BranchError, match=r"other records of .*0"):
         branch.keep()
     assert kept.bytes() == real
     if kind in (journal, library, library_in_a_store):
