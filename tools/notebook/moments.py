@@ -28,11 +28,16 @@ def passes_along(path: Sequence[StateSnapshot], graph: Graph) -> dict[tuple[str,
     """How often each arrow of a graph was taken along the moments of a path: (from, to) -> number. A fan-out takes one as often as it sends."""
     drawn = {(edge.source, edge.target) for edge in graph.get_graph().edges}
     counted = Counter[tuple[str, str]]()
-    moments = [("__start__",), *([task.name for task in one.tasks] for one in path if source_of(one) != "update")]
+    moments = [("__start__",), *([task.name for task in one.tasks] for one in without_replaced(path))]
     for before, after in pairwise(moments):
         counted.update((a, b) for a in dict.fromkeys(before) for b in after or ("__end__",) if (a, b) in drawn)
     ends = {"__start__": "START", "__end__": "END"}
     return {(ends.get(a, a), ends.get(b, b)): times for (a, b), times in counted.items()}
+
+
+def without_replaced(path: Sequence[StateSnapshot]) -> list[StateSnapshot]:
+    """The moments of a path without those that an edit has replaced."""
+    return [one for one, after in pairwise([*path, None]) if one and not (after and source_of(after) == "update")]
 
 
 def is_asynchronous(graph: Any) -> bool:

@@ -27,7 +27,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import count, pairwise, zip_longest
+from itertools import count, zip_longest
 from typing import TYPE_CHECKING, Any, Self
 
 from langchain_core.runnables import RunnableConfig
@@ -58,6 +58,7 @@ from .moments import (
     passes_along,
     source_of,
     thread_of,
+    without_replaced,
 )
 from .pauses import Graph, Invocation, find_subgraph, innermost, name_questions, pause_in
 from .record_copy import copy_record, write_back
@@ -668,7 +669,7 @@ def compare(one: Walk, other: Walk, before: str = "", show: Sequence[str] = ()) 
         raise StepperError(f"compare takes two walks first, got {odd[0]}")
     known = {**one.here.builder.channels, **other.here.builder.channels}
     check_names(one.here, [name for name in show if name not in known])
-    show, paths = show or list(known), [_moments(walk) for walk in (one, other)]
+    show, paths = show or list(known), [without_replaced(walk.path()) for walk in (one, other)]
     if not before:
         pairs = ((n, a, b) for n, (a, b) in enumerate(zip(*paths, strict=False)) if a.config != b.config)
         parts = (differences(f"moment {n}", a, b, show) for n, a, b in pairs)
@@ -684,10 +685,3 @@ def compare(one: Walk, other: Walk, before: str = "", show: Sequence[str] = ()) 
     marked = frozenset(i for i, row in enumerate(rows) if row[1::2] != row[2::2])
     head = ("", *(f"{name}{which}" for name in show for which in ("", " ′")))
     return Table(head, rows, marked, title=f"before {before}: first run | second run ′")
-
-
-def _moments(walk: Walk) -> list[StateSnapshot]:
-    """The moments that led to a walk's place, without those that an edit has replaced."""
-    return [
-        moment for moment, after in pairwise([*walk.path(), None]) if moment and not (after and source_of(after) == "update")
-    ]

@@ -250,6 +250,9 @@ def test_a_node_that_has_asked_asks_anew_after_going_back() -> None:
 def test_a_fan_out_passes_its_arrow_as_often_as_it_sends() -> None:
     arrows = {("START", "begin"): 1, ("begin", "play"): 3, ("play", "end"): 1, ("end", "END"): 1}
     assert begun().finish().passes() == arrows
+    for many in (1, 5):  # an edit changes what is handed out
+        edited = begun().step().edit(xs=[1] * many)
+        assert edited.finish().passes() == {**arrows, ("begin", "play"): many}
 
 
 def test_two_questions_at_once_need_their_names() -> None:
