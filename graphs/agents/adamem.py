@@ -336,7 +336,8 @@ def _words(state: Mapping[str, Any], usage: Usage, drafted: bool, failure: str) 
         said.append("the strategist was not asked again about what it found of no use in this turn")
     nearest = state.get("nearest_similarity")
     if not state["precedents"] and nearest is not None:
-        said.append(f"nothing was alike enough; the nearest had similarity {nearest:.2f}")
+        far = f"nothing was alike enough; the nearest had similarity {nearest:.2f}"
+        said.append(far if nearest else "nothing in memory is alike")
     if strategy is not None:
         kept = "written now" if strategy.step == state["step"] else f"kept since step {strategy.step + 1}"
         said.append(f"strategy ({kept}): {strategy.text}")

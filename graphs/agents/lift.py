@@ -125,7 +125,9 @@ class Lift:
             words = "then feedback on conversations for which memory had something"
             return f"{self.method}: no trial is rated yet: give control=0.1 or holdout=0.05, {words}"
         said = f"{plural(len(self.harmed), 'conversation')} with it earned less than the control"
-        if self.memory is not None and self.memory.is_selected:
+        if self.memory is not None and not self.memory.without:
+            said = "no conversation of the control is rated yet"
+        elif self.memory is not None and self.memory.is_selected:
             one, none = self.memory.rated
             said = f"whether it helps cannot be told: {one:.0%} of the conversations with it are rated, and {none:.0%} of those without, "
             said += "so the two kinds may differ; rate the others, too, such as calls that a person let pass (reviews=[TOOL])"
@@ -223,7 +225,8 @@ class TrialLedger:
         sizes = [max(1, given + missing) for given, missing in counts]
         one, none = (given / size for (given, _), size in zip(counts, sizes, strict=True))
         share = min(1.0, len(pairs) / sum(sizes))
-        is_selected = abs(one - none) > CHANCE * math.sqrt(share * (1 - share) * sum(1 / size for size in sizes))
+        chance = CHANCE * math.sqrt(share * (1 - share) * sum(1 / size for size in sizes))
+        is_selected = all(map(sum, counts)) and abs(one - none) > chance
         low, high = (-1.0, 1.0) if is_selected else (found.low, found.high)
         interval = ((1 - least) * low, (1 - least) * high)
         lift = (1 - least) * found.mean if len({*rewards}) > 1 else 0.0  # equal rewards differ by nothing, whatever was drawn

@@ -133,5 +133,6 @@ def _entry(found: Mapping[str, Any], tokens: int) -> dict[str, Any]:
     }
     if not precedents and nearest is not None:
         entry["nearest"] = round(nearest, 4)
-        entry["said"] = [f"nothing was alike enough; the nearest had similarity {nearest:.2f}"]
+        far = f"nothing was alike enough; the nearest had similarity {nearest:.2f}"
+        entry["said"] = [far if nearest else "nothing in memory is alike"]
     return entry

@@ -99,6 +99,12 @@ def test_without_trials_it_says_what_to_give() -> None:
     assert "give control=0.1 or holdout=0.05" in str(learner.lift(tenant="acme"))
 
 
+def test_without_a_control_nobody_is_blamed_for_ratings() -> None:
+    ledger = TrialLedger("synapse")
+    ledger.add([MemoryTrial(f"synapse/x{n}", f"x{n}", "agent", 1.0, float(n), True, 0.9) for n in range(8)])
+    assert "; no conversation of the control is rated yet" in str(ledger.lift())
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_stream_in_which_only_errors_are_rated_is_no_sign_of_harm(seed: int) -> None:
     """Advice halves the errors and more; a person corrects errors alone, and mends an easy one, as most are without advice."""

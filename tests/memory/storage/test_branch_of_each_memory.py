@@ -215,7 +215,7 @@ def test_what_was_told_otherwise_meanwhile_is_kept_only_on_request(kind: Any, tm
         branch.keep()
     assert kept.bytes() == real
     if kind in (journal, library, library_in_a_store):
-        with pytest.raises(BranchError, match="it is a log"):
+        with pytest.raises(BranchError, match="a log keeps what came first"):
             branch.keep(replace=True)
         assert kept.bytes() == real
     else:
