@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 84_895, "tests": 70_613}
+LINES: Mapping[str, int] = {"source": 84_925, "tests": 70_629}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -45,7 +45,7 @@ ROOMS: Mapping[str, int] = {
     "tools/environments": 9_183,
     "tools/local": 3_624,
     "tools/models": 971,
-    "tools/notebook": 1_434,
+    "tools/notebook": 1_463,
     "tools/pocket": 327,
     "tools/serving": 3_487,
     "tools/traces": 746,

@@ -12,6 +12,7 @@ from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from ...memory.errors import UserError
 from ...memory.graph_input import check_input, check_names
+from ...tools.notebook.moments import find_tool
 from ...tools.notebook.tables import channel_types, to_line
 from ..arms import check_value
 
@@ -98,8 +99,8 @@ def _message_form(graph: Any, message: BaseMessage) -> dict[str, Any]:
 
 def _arguments(graph: Any, name: str) -> dict[str, Any]:
     """The schema of a tool's arguments; any object for a tool that the graph does not have."""
-    held = [getattr(spec.runnable, "tools_by_name", {}) for spec in graph.builder.nodes.values()] if graph is not None else []
-    return next((one[name].get_input_jsonschema() for one in held if name in one), {"type": "object"})
+    tool = find_tool(graph, name)
+    return tool.get_input_jsonschema() if tool is not None else {"type": "object"}
 
 
 def _read_message(message: BaseMessage, value: Mapping[str, Any]) -> BaseMessage:

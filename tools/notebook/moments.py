@@ -11,6 +11,7 @@ from typing import Any
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.types import Command, StateSnapshot
+from pydantic import BaseModel, ValidationError
 
 from ...memory.errors import did_you_mean, plural, type_of
 from .pauses import Graph, Invocation, find_subgraph
@@ -84,8 +85,31 @@ FIELDS = {"approve": (), "edit": ("edited_action",), "reject": (), "respond": ("
 """Kind of a decision of LangChain's HumanInTheLoopMiddleware -> what it cannot do without."""
 
 
-def check_answer(question: Any, answer: Any) -> None:
-    """Refuse an answer to a question of LangChain's HumanInTheLoopMiddleware that it could not read.
+def find_tool(graph: Any, name: str) -> Any:
+    """The tool of this name that a node of the graph calls; None if no node has it."""
+    held = [getattr(spec.runnable, "tools_by_name", {}) for spec in graph.builder.nodes.values()] if graph is not None else []
+    return next((one[name] for one in held if name in one), None)
+
+
+def _check_arguments(graph: Any, name: str, args: Mapping[str, Any]) -> None:
+    """Refuse arguments that a tool of the graph does not take; a tool that the graph does not have takes any."""
+    schema = getattr(find_tool(graph, name), "tool_call_schema", None)
+    if not isinstance(schema, type) or not issubclass(schema, BaseModel):
+        return
+    known = {key for field, one in schema.model_fields.items() for key in (field, one.alias) if key}
+    for key in args.keys() - known:
+        raise StepperError(f"{name!r} takes no argument {key!r}{did_you_mean(key, known, 'it takes')}")
+    try:
+        schema.model_validate(dict(args))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place, given = ".".join(map(str, first["loc"])), first["input"]
+        wrong = "is required" if first["type"] == "missing" or given is None else f"is {given!r:.60}: {first['msg']}"
+        raise StepperError(f"the call of {name!r} is not made: {place} {wrong}") from error
+
+
+def check_answer(question: Any, answer: Any, graph: Any) -> None:
+    """Refuse an answer to a question of LangChain's HumanInTheLoopMiddleware that it could not read, or a tool of the graph not take.
 
     Raises:
         StepperError: shows a right answer.
@@ -101,6 +125,12 @@ def check_answer(question: Any, answer: Any) -> None:
             if one["type"] not in asked["allowed_decisions"]:
                 near = did_you_mean(str(one["type"]), asked["allowed_decisions"], "it can be")
                 raise StepperError(f"{one['type']!r} is no decision on a call of {asked['action_name']!r}{near}")
+            if (
+                one["type"] == "edit"
+                and isinstance(edited := one["edited_action"], Mapping)
+                and edited.keys() >= {"name", "args"}
+            ):
+                _check_arguments(graph, edited["name"], edited["args"])
         return
     form = ", ".join(["{'type': 'approve'}"] * len(calls))
     raise StepperError(

@@ -279,7 +279,7 @@ class Walk:
         given = {known[id]: said for id, said in answer.items()} if by_id else {next(iter(places.values())): answer}
         for one in self._interrupts():
             if places[one.id] in given:
-                check_answer(one.value, given[places[one.id]])
+                check_answer(one.value, given[places[one.id]], self.here)
         if not self._is_latest(self.inside):
             self._asks_again = True  # another walk stands at the latest moment, and has answers of its own
         for place in given.keys() - places.values():

@@ -489,11 +489,12 @@ async def test_what_the_mouse_puts_in_and_the_check_passes_runs(tmp_path: Path, 
 
 
 AGENT = """
-from typing import Literal
+from typing import Annotated, Literal
+from pydantic import Field
 from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware
 from learngraph.tools.models.random_tools import HeedfulToolModel
-def resolve(how: Literal["refund", "replace"]) -> str:
+def resolve(how: Literal["refund", "replace"], days: Annotated[int, Field(ge=3, le=3)]) -> str:
     'Resolve the issue.'
     return f"{how}: arranged"
 graph = create_agent(HeedfulToolModel(seed=3), [resolve], middleware=[HumanInTheLoopMiddleware({"resolve": True})])
@@ -525,9 +526,13 @@ async def test_an_agent_is_talked_to_and_its_call_approved_with_another_argument
             await until(opened, "document.querySelectorAll('form.ask select').length === 2")
             first = await opened.run("document.querySelectorAll('form.ask select')[1].value")
             other = {"refund": "replace", "replace": "refund"}[first]
-            assert await opened.run(said) == ["human It arrived broken.", f"ai resolve(how='{first}')"]
+            assert await opened.run(said) == ["human It arrived broken.", f"ai resolve(how='{first}', days=3)"]
             await opened.run(choose("how", other))
-            await opened.run("document.querySelector('form.ask button.main').click()")
+            days = "document.querySelector('form.ask input[type=number]')"
+            for text in ("", "3"):  # an argument that is required is asked for, and nothing is sent
+                await opened.run(f"{days}.value = '{text}'; {days}.dispatchEvent(new Event('input', {{ bubbles: true }}))")
+                await until(opened, f"{days}.validationMessage === '{'' if text else 'days is required'}'")
+                await opened.run("document.querySelector('form.ask button.main').click()")
             await until(opened, f"{said}.length === 2 && document.querySelector('form.ask') === null || {said}.length > 2")
             await opened.run(
                 "[...document.querySelectorAll('.toolbar button')].find((one) => one.textContent.startsWith('Finish')).click()"

@@ -482,6 +482,14 @@ def test_a_turn_that_was_sent_goes_on_after_an_answer() -> None:
     (question,) = walks.walks["run 1"].questions
     with pytest.raises(StepperError, match="'aprove' is no decision on a call of 'resolve'; did you mean approve"):
         walks.walks["run 1"].resume({"decisions": [{"type": "aprove"}]})
+    for args, said in {
+        ("how", None): "the call of 'resolve' is not made: how is required",
+        ("how", 3): "the call of 'resolve' is not made: how is 3: Input should be",
+        ("hwo", "x"): "'resolve' takes no argument 'hwo'; did you mean how",
+    }.items():
+        edited = {"type": "edit", "edited_action": {"name": "resolve", "args": dict([args])}}
+        with pytest.raises(StepperError, match=said):
+            act(walks, "resume", answers={question: json.dumps({"decisions": [edited]})})
     answer = json.dumps({"decisions": [{"type": "approve"}]})
     act(walks, "resume", answers={question: answer})
     assert message_line(walks.walks["run 1"].state["messages"][-1]) == "ai: all done"
