@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from langchain_core.runnables import RunnableConfig
 from langgraph.types import StateSnapshot
 from pydantic_core import to_jsonable_python
 
@@ -37,13 +36,13 @@ class WalkBranch:
     path: list[StateSnapshot] = field(default_factory=list)
     asked: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The questions that the page has shown, by their ids."""
-    end: tuple[RunnableConfig, tuple[str, ...]] | None = None
-    """The place up to which `path` was read, and the nodes that were about to run: Python may have moved the walk on since."""
+    end: tuple[Any, ...] | None = None
+    """Where the walk stood when `path` was read: Python may have moved it on since."""
 
     def read(self) -> None:
         """Read the moments that led to its place, in the graph in which it stands."""
         self.path = self.walk.path()
-        self.end = (self.walk.place, self.walk.next)
+        self.end = self.stand
 
     def read_questions(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """The open questions, each with the form of its answer; and those answered meanwhile, whose answers may still be changed."""
@@ -58,6 +57,11 @@ class WalkBranch:
         given = [(self.asked[id], said) for id, said in self.walk.answers.items() if id in self.asked]
         shown = [one | {"answer": to_jsonable_python(said, fallback=str), "line": to_line(said)} for one, said in given]
         return questions, shown
+
+    @property
+    def stand(self) -> tuple[Any, ...]:
+        """The walk's place, the nodes about to run, and the ids of what they ask: a node that asks leaves the place as it is."""
+        return self.walk.place, self.walk.next, [*self.walk.questions]
 
     @property
     def here(self) -> int:

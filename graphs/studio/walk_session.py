@@ -99,7 +99,7 @@ class WalkSession:
         try:
             self._renew()
             for branch in self._branches.values():
-                if (branch.walk.place, branch.walk.next) != branch.end:
+                if branch.stand != branch.end:
                     branch.read()
                     self._version += 1
         finally:

@@ -474,6 +474,17 @@ def test_back_leads_from_the_first_moment_of_a_turn_to_the_end_of_the_turn_befor
     assert [one["name"] for one in left["branches"]] == ["run 1", "turn 2"]
 
 
+def test_a_question_that_python_came_to_is_shown_though_the_place_is_the_same() -> None:
+    builder = StateGraph(MessagesState).add_node("ask", lambda state: {"messages": interrupt("how?")}).add_edge(START, "ask")
+    walk = start(builder.compile(checkpointer=InMemorySaver()), {"messages": "It broke"})
+    walks = WalkSession("desk", lambda number, given: walk)
+    walks.adopt(walk)
+    walks.overview()
+    walk.finish()
+    (shown,) = current(walks.overview())["questions"]
+    assert shown["id"] in walk.questions
+
+
 def test_a_turn_that_was_sent_goes_on_after_an_answer() -> None:
     ask = HumanInTheLoopMiddleware({"resolve": True})
     graph = create_agent(Clerk(), [resolve], middleware=[ask], checkpointer=InMemorySaver())
