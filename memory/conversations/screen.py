@@ -75,8 +75,8 @@ class Screen:
     redacts: bool = True
     """True: secrets are blackened."""
     pii: bool = False
-    """True: e-mail addresses, phone, bank and identity numbers are blackened, too. Calls that have them as arguments are then
-    remembered without them."""
+    """True: e-mail addresses, IBANs, US social security numbers, and phone numbers with a country code or as 415-555-2671 are blackened,
+    too, and no national forms. Calls that have them as arguments are then remembered without them."""
     unlearned_tools: tuple[str, ...] = ()
     """Names of tools of which nothing is learned: neither that they were called, nor what they said."""
     finds_instructions: bool = True
