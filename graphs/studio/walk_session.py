@@ -179,8 +179,8 @@ class WalkSession:
             can += ["into"] if any(find_subgraph(walk.here, name) is not None for name in walk.next) else []
         can += ["say"] if self._is_chat and not walk.next else []
         can += ["out"] if walk.inside else []
-        can += ["keep"] if walk.branch is not None else []
-        can += ["drop"] if branch.parent and not branch.is_turn else []
+        if walk.branch is not None:  # what was kept is in the real memories, and is dropped no more
+            can += ["keep", *(["drop"] if branch.parent and not branch.is_turn else [])]
         return [*can, "back"] if branch.here > 0 or branch.find_turn(self._branches) else can
 
     @property

@@ -385,7 +385,9 @@ def test_what_memory_was_told_is_shown_and_a_what_if_is_kept_or_dropped(
     assert written("b1") == ["Experiences: studio/1"]
     with pytest.raises(UserError, match="other records of studio/1"):
         act(walks, "keep")
-    assert current(act(walks, "keep", replace=True))["what_if"] is False
+    kept = current(act(walks, "keep", replace=True))
+    assert kept["what_if"] is False
+    assert "drop" not in kept["can"], "what is in the real memories is not dropped"
     seen = act(walks, "drop")
     assert [one["id"] for one in seen["branches"]] == ["b0"]
     with pytest.raises(StudioError, match="only what-ifs are dropped"):
