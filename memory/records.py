@@ -748,6 +748,10 @@ class Correction:
     """(id, mean of log mu - log pi_old over its reply, in nats); adaptive eviction goes by this."""
 
 
+LEARNED_ALREADY = "learned already"
+"""The beginning of an update's `skipped` where all replies that should have been are learned."""
+
+
 @record
 class Update:
     """The result of a gradient step."""

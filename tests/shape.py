@@ -13,11 +13,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 84_929, "tests": 70_642}
+LINES: Mapping[str, int] = {"source": 84_932, "tests": 70_648}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
-    "graphs/agents": 7_628,
+    "graphs/agents": 7_644,
     "graphs/baselines": 1_686,
     "graphs/cli": 2_912,
     "graphs/experiments": 7_690,

@@ -49,7 +49,7 @@ from ..wiring.banks import reaches_return
 from .agent_card import agent_card
 from .agent_identity import DOMAIN
 from .back_off import BackOff
-from .consultation import Advice, AdviceRoom, Consultation, PendingCall, Place, not_streamed
+from .consultation import Advice, AdviceRoom, Consultation, PendingCall, Place, nearest_words, not_streamed
 from .episodes import CHAT_KEYS, ChatInputs, episode_channels
 from .learner import LearnerOptions, LearningMiddleware
 
@@ -336,8 +336,7 @@ def _words(state: Mapping[str, Any], usage: Usage, drafted: bool, failure: str) 
         said.append("the strategist was not asked again about what it found of no use in this turn")
     nearest = state.get("nearest_similarity")
     if not state["precedents"] and nearest is not None:
-        far = f"nothing was alike enough; the nearest had similarity {nearest:.2f}"
-        said.append(far if nearest else "nothing in memory is alike")
+        said.append(nearest_words(nearest))
     if strategy is not None:
         kept = "written now" if strategy.step == state["step"] else f"kept since step {strategy.step + 1}"
         said.append(f"strategy ({kept}): {strategy.text}")

@@ -164,7 +164,7 @@ class AgentIdentity:
         Results that a person wrote in a tool's place are marked. Those of the ids `given` are not the agent's: what begins a run is a user's.
         """
         messages = self._read_as_asked(messages, given) if given else messages
-        mine = {n for n, one in enumerate(messages) if not self._bound or one.name in (None, self._bound)}
+        mine = {n for n, one in enumerate(messages) if self._may_be_own(one)}
         if self.is_node:
             name, turns = self.node_name, [*accumulate(isinstance(one, HumanMessage) for one in messages)]
             mine = {n for n, one in enumerate(messages) if one.response_metadata.get(SAID_BY) == name}
@@ -173,16 +173,21 @@ class AgentIdentity:
         kept = [one for n, one in enumerate(messages) if n in mine or not isinstance(one, AIMessage)]
         return mark_answered(kept, self._answerable)
 
+    def _may_be_own(self, message: Any) -> bool:
+        """True if no other agent of a graph has signed the message."""
+        return not self._bound or message.name in (None, self._bound)
+
     def _read_as_asked(self, messages: Sequence[Any], given: Collection[str]) -> list[Any]:
-        kept, is_asked, has_said = list[Any](), False, False
+        """The messages, those `given` from outside as a user's: an event behind the agent's own reply, and a supervisor's task where no
+        user has asked. What a colleague has replied to the same user is left out."""
+        kept, last = list[Any](), ""  # who spoke last, of the user and the agent itself
         for one in messages:
-            if one.id in given and (has_said or (not is_asked and isinstance(one, AIMessage))):
+            is_reply = isinstance(one, AIMessage)
+            if one.id in given and (last == "agent" or (is_reply and not last)):
                 kept.append(HumanMessage(one.content, id=one.id, name=one.name))
-            elif one.id not in given or not isinstance(one, AIMessage):
+            elif one.id not in given or not is_reply:
                 kept.append(one)
-                is_own = isinstance(one, AIMessage) and (not self._bound or one.name in (None, self._bound))  # no colleague's
-                is_asked, has_said = is_asked or isinstance(one, HumanMessage), has_said or is_own
-                has_said = has_said and not isinstance(one, HumanMessage)
+                last = "user" if isinstance(one, HumanMessage) else "agent" if is_reply and self._may_be_own(one) else last
         return kept
 
     def read_tools(self, tools: Sequence[Any]) -> None:

@@ -224,8 +224,12 @@ def turn_id(messages: Sequence[Any], call: str = "") -> str:
     """Id of the user's message that is being answered, or its number where it has none, as in Deep Agents, behind the id of the call that a
     sub-agent answers; without such a message the id of the first."""
     humans = [one for one in messages if isinstance(one, HumanMessage)]
-    return (
-        str(humans[-1].id or " ".join(filter(None, [call, f"turn {len(humans)}"])))
-        if humans
-        else str((messages and messages[0].id) or "turn")
-    )
+    if not humans:
+        return str((messages and messages[0].id) or "turn")
+    return str(humans[-1].id or f"{call} turn {len(humans)}".strip())
+
+
+def nearest_words(similarity: float) -> str:
+    """The account of a look-up that found nothing alike enough, by the greatest similarity in memory, in [0, 1]."""
+    far = f"nothing was alike enough; the nearest had similarity {similarity:.2f}"
+    return far if similarity else "nothing in memory is alike"

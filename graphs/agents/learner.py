@@ -192,18 +192,20 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         while frame.f_code is not create_agent.__code__ and frame.f_back is not None:
             frame = frame.f_back
         if frame.f_code is create_agent.__code__:
-            beside = [one for one in frame.f_locals.get("middleware") or () if isinstance(one, HumanInTheLoopMiddleware)]
-            asked = {tool: options["allowed_decisions"] for one in beside for tool, options in one.interrupt_on.items()}
-            others = [one for one in frame.f_locals.get("middleware") or () if not isinstance(one, LearningMiddleware)]
-            for one in frame.f_locals.get("middleware") or ():
-                if isinstance(one, LearningMiddleware) and one.screen != self.screen:  # they record each turn once, together
+            beside = frame.f_locals.get("middleware") or ()
+            tools = [*(frame.f_locals.get("tools") or ())]
+            asked = dict[str, Any]()
+            for one in beside:
+                if not isinstance(one, LearningMiddleware):
+                    tools += getattr(one, "tools", ())
+                elif one.screen != self.screen:
                     raise UserError(
-                        f"two learners of one agent have one record of what it does, and {self.method} has {self.screen}, {one.method} "
-                        f"{one.screen}: give both the same screen="
+                        "two learners of one agent read the same conversations, and of one store have one record of them; "
+                        f"{self.method} has {self.screen}, {one.method} {one.screen}: give both the same screen="
                     )
-            self.check_tools(
-                [*(frame.f_locals.get("tools") or ()), *(tool for one in others for tool in getattr(one, "tools", ()))]
-            )
+                if isinstance(one, HumanInTheLoopMiddleware):
+                    asked |= {tool: options["allowed_decisions"] for tool, options in one.interrupt_on.items()}
+            self.check_tools(tools)
             self.agent.bind(frame.f_locals.get("name") or "", [tool for tool, allowed in asked.items() if "respond" in allowed])
         return ()
 
@@ -280,10 +282,12 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
 
     def _find_scope(self, state: Any, runtime: Any) -> dict[str, Any]:
         """The values of the scope and of the user that the run gives, where the thread does not have them yet."""
+        if self.mode == "off" or self.agent.is_node:
+            return {}
         known, given = state.get("scope_values") or {}, get_config().get("configurable", {})
         labels = (*self.scope.of_run(runtime, given, known), *self.user.of_run(runtime, given, known))
         new = {name: value for name, value in label_values(labels).items() if value is not None and value != known.get(name)}
-        return {"scope_values": new} if new and self.mode != "off" and not self.agent.is_node else {}
+        return {"scope_values": new} if new else {}
 
     def _find_given(self, state: Any, runtime: Any) -> dict[str, Any]:
         """The messages since the user's last one that the agent has not said itself: an event, or the task of a supervisor."""

@@ -30,7 +30,7 @@ from ...nodes.retrieve.synapse import Exemplars
 from ..baselines.synapse import Synapse
 from ..wiring.banks import reaches_return
 from .agent_identity import DOMAIN
-from .consultation import Consultation, Place
+from .consultation import Consultation, Place, nearest_words
 from .episodes import ChatInputs, episode_channels, state_alone
 from .learner import LearnerOptions, LearningMiddleware
 
@@ -133,6 +133,5 @@ def _entry(found: Mapping[str, Any], tokens: int) -> dict[str, Any]:
     }
     if not precedents and nearest is not None:
         entry["nearest"] = round(nearest, 4)
-        far = f"nothing was alike enough; the nearest had similarity {nearest:.2f}"
-        entry["said"] = [far if nearest else "nothing in memory is alike"]
+        entry["said"] = [nearest_words(nearest)]
     return entry

@@ -31,12 +31,6 @@ class ExplainOptions:
     """Play the runs again, with the model's recorded answers, and say where each first differs: step, field, was, is. Nothing is
     written into the folder."""
 
-    def __post_init__(self) -> None:
-        if not self.run_folder.is_dir():
-            raise CommandError(f"{self.run_folder} does not exist; give a folder that `learngraph run` has made")
-        if self.replay == (self.step is not None):
-            raise CommandError("learngraph explain takes either --step N, the step to explain, or --replay")
-
 
 def explain(args: Sequence[str]) -> int:
     """Print why an action was taken, or how far a replay is the same.
@@ -51,6 +45,11 @@ def explain(args: Sequence[str]) -> int:
         "Why did the agent take this action? What was remembered of states like this one, what that made of each action's value and "
         "logit, and what it would have done without. Of other methods than JitRL: as far as the run's journal tells.",
     )
+    from ..experiments.recorded import RecordedFolder
+
+    RecordedFolder(options.run_folder)  # that there is no such folder is said before all else
+    if options.replay == (options.step is not None):
+        raise CommandError("learngraph explain takes either --step N, the step to explain, or --replay")
     if options.step is not None:
         from ..experiments.explain import explain_step
 

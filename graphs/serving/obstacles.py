@@ -7,6 +7,7 @@ from typing import Any
 from ...memory.claas.adapters import Adapters
 from ...memory.claas.replay import Replay
 from ...memory.errors import hide_paths, plural
+from ...memory.records import LEARNED_ALREADY
 from ...nodes.learn.gradient_step import least_exchanges, steps_ahead
 from ..claas import CLaaS
 from .learning_task import AdapterTurn
@@ -26,8 +27,6 @@ KINDS = {
     "bound": "a wider bound, which GET /v1/status names, or another adapter for other wishes",
 }
 """Kind of an obstacle -> what helps against it in general. GET /v1/status has more on each adapter."""
-LEARNED = "learned already"
-"""Beginning of the reason of a step all of whose replies to imitate are learned."""
 KL_BINDS = 0.8
 """Share of the gate's bound on KL from which on it is the bound that holds a step back; below, it is the entropy's."""
 HELP_BY_LOSS = {
@@ -80,7 +79,7 @@ def find_obstacles(settings: CLaaS, replay: Replay, versions: Adapters, turn: Ad
     elif turn.outcome == "too few" and not turn.due and not ahead:
         why = f"{ready} exchanges are ready, most of them of one end user, who alone teaches nothing where several chat"
         yield Obstacle("too few", why, "feedback of other end users (--replay.max-user-share)", 1)
-    is_learned = turn.outcome == "skipped" and turn.why.startswith(LEARNED)
+    is_learned = turn.outcome == "skipped" and turn.why.startswith(LEARNED_ALREADY)
     if is_learned:
         yield Obstacle("learned", f"all that was asked for is learned ({turn.why})", f"{KINDS['learned']}; {turn.help}")
     elif turn.outcome == "skipped":

@@ -172,7 +172,7 @@ class VersionLog:
         """Take back what was appended after the last line that was read: of a writer that was killed, or met a full disk."""
         if (more := self._size() - self.states.end) > 0:
             LOG.warning(
-                "%s: half a line, or garbage, at its end (%d bytes, of a writer that was killed) is taken back",
+                "%s: half a line, or garbage, at its end (%d bytes: a writer was killed, or the disk is damaged) is taken back",
                 self._path,
                 more,
             )

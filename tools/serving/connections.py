@@ -199,16 +199,8 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
         if self.cycle is not None and not self.cycle.response_complete:
             self.transport.abort()  # in the middle of an answer there is no place for another
             return
-        body = json.dumps(
-            {
-                "error": {
-                    "message": message,
-                    "type": "server_error" if status >= 500 else "invalid_request_error",
-                    "param": None,
-                    "code": code,
-                }
-            }
-        ).encode()
+        kind = "server_error" if status >= 500 else "invalid_request_error"
+        body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}}).encode()
         head = f"HTTP/1.1 {status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
         self.transport.write(f"{head}retry-after: 1\r\nconnection: close\r\n\r\n".encode() + body)
         if len(self.limits.lingering) >= MAX_LINGERING or not self.transport.can_write_eof():

@@ -327,10 +327,8 @@ class ChatApi:
             LOG.exception("the service does not report its status")
             raise ApiError("the service does not answer", 503, code="unavailable", headers={"retry-after": "5"}) from error
         good = found.get("state", "ok") == "ok"
-        is_learner = found.get("learner", {}).get("state") == "failed" and not found.get(
-            "storage_failed"
-        )  # whose error has names
-        why = "" if good else "the learner has failed" if is_learner else found["why"]
+        has_failed = found.get("learner", {}).get("state") == "failed" and not found.get("storage_failed")
+        why = "" if good else "the learner has failed" if has_failed else found["why"]  # the learner's own words have names
         learning, held_up = found.get("last_turns", {}), found.get("held_up", [])
         about = {"learning": learning, "held_up": held_up, "lost": found.get("lost", {})}
         return json_response({"status": "ok" if good else "degraded", "why": why, **about})

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from ...memory.claas.settings import Objective
 from ...memory.errors import UserError
-from ...memory.records import Correction, Exchange, Measured, Minibatch, Update
+from ...memory.records import LEARNED_ALREADY, Correction, Exchange, Measured, Minibatch, Update
 from ..local.fingerprint import fingerprint
 from ..local.model import LocalChatModel
 from ..models.models import open_model
@@ -566,7 +566,7 @@ def _nothing_new(learned: int, unchanged: int) -> Update:
         help.append("other words, or a correction, which is the reply as it should have been")
     if learned:
         why.append(
-            f"learned already: {learned} of the replies that should have been, each token at a probability of {LEARNED:g} at least"
+            f"{LEARNED_ALREADY}: {learned} of the replies that should have been, each token at a probability of {LEARNED:g} at least"
         )
         help.append("temperature 0, where the model says what it learned; what is drawn may still be another reply")
     return Update("", "; ".join(why), "; ".join(help))

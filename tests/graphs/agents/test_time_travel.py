@@ -249,3 +249,9 @@ def test_a_run_from_a_checkpoints_config_stays_with_its_tenant(scope: tuple[str,
     assert learner.scopes() == [{"tenant": "acme"}]
     talk = learner.conversation("t", tenant="acme")
     assert (len(talk.turns), talk.user) == (2, "user_id=ann")
+
+
+def test_an_agent_whose_learner_is_off_needs_no_tenant() -> None:
+    learner = SynapseMiddleware(InMemoryStore(), scope=("tenant",), mode="off")
+    agent = create_agent(Changing(), [resolve], middleware=[learner])
+    assert agent.invoke({"messages": "Hello"})["messages"][-1].text == "Done: refund: arranged"
