@@ -283,12 +283,18 @@ def _endless_loops(wiring: Wiring) -> list[Finding]:
 
 
 def _dead_arrows(wiring: Wiring) -> list[Finding]:
-    """Plain arrows to END beside others, which end nothing. The nodes of a compiled graph may have them: LangGraph lets them."""
-    plain = [e for e in wiring.edges if wiring.kind(e) == "plain" and not e.join]
-    on = {e.source: e.target for e in plain if e.target != "END"}
-    ours = [e for e in plain if e.target == "END" and e.source in on and callable(wiring.nodes.get(e.source))]
+    """Plain arrows to END beside others, which end nothing, and beside dotted ones to the same node, which would run for each of the two.
+    The nodes of a compiled graph may have them: LangGraph lets them."""
+    ours = [e for e in wiring.edges if not e.join and callable(wiring.nodes.get(e.source))]
+    plain = {(e.source, e.target): e for e in ours if wiring.kind(e) == "plain"}
+    on = {source: target for source, target in plain if target != "END"}
     said = "the arrow '{0} --> END' does nothing, for '{0} --> {1}' is taken as well; leave it out, or label both and give a router"
-    return [Finding(e.line, said.format(e.source, on[e.source])) for e in ours]
+    found = [Finding(e.line, said.format(a, on[a])) for (a, b), e in plain.items() if b == "END" and a in on]
+    twice = (
+        "'{0} --> {1}' always starts '{1}', and '{0} -.-> {1}' starts it again for every piece of work; leave one of them out"
+    )
+    doubled = [e for e in ours if e.dotted and e.target != "END" and (e.source, e.target) in plain]
+    return found + [Finding(e.line, twice.format(e.source, e.target)) for e in doubled]
 
 
 def closure(start: str, arrows: Collection[tuple[str, str]]) -> set[str]:
@@ -314,14 +320,9 @@ def _labels(wiring: Wiring) -> list[Finding]:
         if source in wiring.routers:
             found += _outcomes(wiring, source, arrows)
         elif solid and source not in wiring.destinations:
-            labels = [e.label for e in solid]
-            found.append(
-                Finding(
-                    solid[0].line,
-                    f"'{source}' has the labelled arrows {labels}, but no router decides among them: give routers={{'{source}': a "
-                    "function}; a node that returns Commands says where they lead: -> Command[Literal[...]]",
-                )
-            )
+            said = f"'{source}' has the labelled arrows {[e.label for e in solid]}, but no router decides among them: give routers="
+            said += f"{{'{source}': a function}}; a node that returns Commands says where they lead: -> Command[Literal[...]]"
+            found.append(Finding(solid[0].line, said))
         dotted = [e for e in arrows if e.dotted and wiring.kind(e) == "unknown"]
         if dotted and source not in wiring.routers:
             given = f"fan_outs={{'{source}': a function that returns an input for each start of '{dotted[0].target}'}}"

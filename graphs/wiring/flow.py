@@ -208,7 +208,8 @@ def _assemble(builder: Builder, wiring: Wiring) -> Builder:
             builder.add_conditional_edges(start, known.path, known.places(targets))
         drawn = {ENDS.get(edge.target, edge.target) for edge in arrows if not edge.join or edge.target == "END"}
         lent = any(getattr(one, "may_stop", False) for one in (*wiring.routers.get(source, ()), wiring.fan_outs.get(source)))
-        guard_arrows(builder, start, drawn, {wiring.kind(edge) for edge in arrows}, lent)
+        always = {edge.target for edge in arrows if wiring.kind(edge) == "plain" and not edge.join}
+        guard_arrows(builder, start, drawn, {wiring.kind(edge) for edge in arrows}, lent, always)
     return builder
 
 

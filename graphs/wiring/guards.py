@@ -35,6 +35,8 @@ class Arrows:
     """True if one branch alone leads on, and none of its arrows to END."""
     may_end: bool = False
     """True if its Commands may lead to END: an arrow does, or the node is one of a compiled graph."""
+    always: Collection[str] = ()
+    """Names of the nodes that a plain arrow starts anyway, which a Send would start once more; of a compiled graph's node none are told."""
 
     def check(self, target: str, what: str, remedy: str) -> None:
         """Refuse a move to a node that no arrow leads to.
@@ -50,6 +52,19 @@ class Arrows:
             f"{remedy}"
         )
 
+    def check_send(self, target: str) -> None:
+        """Refuse a Send to a node that a plain arrow starts as well: LangGraph would run both.
+
+        Raises:
+            FlowError: says so, and what to draw.
+        """
+        if target in self.always:
+            a = self.source
+            raise FlowError(
+                f"a Send of '{a}' leads to '{target}', and so does its plain arrow: it would run once for each. Draw "
+                f"'{a} -.-> {target}' in place of '{a} --> {target}'"
+            )
+
     def check_commands(self, returned: Any) -> None:
         """Refuse Commands and Sends that a node returned past the arrows."""
         if isinstance(returned, dict | None):
@@ -62,6 +77,8 @@ class Arrows:
                         self.check("END", "a Command", f"Draw '{self.source} -.-> END' if the run may end there")
                     continue
                 to, a = go.node if isinstance(go, Send) else go, self.source
+                if isinstance(go, Send):
+                    self.check_send(to)
                 says = f"let the Commands of '{a}' say so: -> Command[Literal['{to}']], or destinations={{'{a}': ['{to}']}} of wire"
                 self.check(to, "a Command", f"Draw '{a} -->|{to}| {to}', and {says}")
                 if self.is_routed:
@@ -98,6 +115,7 @@ class DrawnBranch(BranchSpec):
                 raise FlowError(f"{chose} of '{source}' returned nothing to do, {ends_here(source)}")
             for packet in packets:
                 if isinstance(packet, Send):
+                    self.arrows.check_send(packet.node)
                     given = f"fan_outs={{'{source}': a function that returns Sends to nodes that are drawn}}"
                     self.arrows.check(packet.node, "a Send", f"Draw '{source} -.-> {packet.node}', or give {given}")
             return writer(packets, static)
@@ -127,7 +145,9 @@ class _ReturnCheck(Runnable[Any, Any]):
         return self.invoke(input)
 
 
-def guard_arrows(builder: Builder, source: str, targets: Collection[str], kinds: Collection[str], may_stop: bool) -> None:
+def guard_arrows(
+    builder: Builder, source: str, targets: Collection[str], kinds: Collection[str], may_stop: bool, always: Collection[str]
+) -> None:
     """Let a node of a builder, or START, go along its arrows alone; its branches are there already.
 
     Args:
@@ -136,11 +156,19 @@ def guard_arrows(builder: Builder, source: str, targets: Collection[str], kinds:
         targets: the names of the nodes that its arrows lead to.
         kinds: the kinds of its arrows, as `Wiring.kind` says them.
         may_stop: whether its branches are those of a compiled graph, which may lead nowhere, as LangGraph has it.
+        always: the names of the nodes that its plain arrows lead to.
     """
     branches = builder.branches[source]
     must_lead = len(kinds) == len(branches) == 1 and END not in targets and not may_stop
-    may_end = END in targets or getattr(getattr(builder.nodes.get(source), "runnable", None), "is_lent", False)
-    arrows = Arrows("START" if source == START else source, targets, "outcome" in kinds, must_lead, may_end)
+    is_lent = getattr(getattr(builder.nodes.get(source), "runnable", None), "is_lent", False)
+    arrows = Arrows(
+        "START" if source == START else source,
+        targets,
+        "outcome" in kinds,
+        must_lead,
+        may_end=END in targets or is_lent,
+        always=() if may_stop or is_lent else always,
+    )
     for name, spec in branches.items():
         branches[name] = _guarded(
             DrawnBranch(spec.path, _DrawnOutcomes(arrows.source, spec.ends or {}), spec.input_schema), arrows

@@ -116,6 +116,38 @@ def test_what_ran_is_a_path_of_the_drawing(seed: int) -> None:
         assert (name == "a" and step == 1) or any(name in agent.arrows[one] for one in before), agent.flow
 
 
+def send_all(state: Walked) -> list[Send]:
+    return [Send("b", {"seen": []})]
+
+
+def command_all(state: Walked) -> Any:
+    return Command(goto=send_all(state))
+
+
+def wired_twice(flow: str, a: Any, **more: Any) -> Any:
+    nodes: dict[str, Any] = {"a": a, "b": lambda state: {"seen": ["b"]}, "c": lambda state: {"seen": ["c"]}}
+    nodes = {name: nodes[name] for name in nodes if name in flow}
+    return wire(StateGraph(Walked), f"flowchart LR\n START --> a\n {flow}\n b --> END", nodes, **more).compile()
+
+
+def test_a_node_that_a_plain_arrow_starts_is_sent_nothing_more() -> None:
+    """LangGraph runs it once for the arrow and once for each Send, where a picture shows one arrow."""
+    says = "line 4: 'a --> b' always starts 'b', and 'a -.-> b' starts it again for every piece of work; leave one of them out"
+    with pytest.raises(FlowError, match=re.escape(says)):
+        wired_twice("a --> b\n a -.-> b", lambda state: None, fan_outs={"a": send_all})
+    says = "a Send of 'a' leads to 'b', and so does its plain arrow: it would run once for each. Draw 'a -.-> b' in place of 'a --> b'"
+    for flow, node, more in (
+        ("a --> b", command_all, {}),
+        ("a --> b\n a -.-> c --> END", lambda state: None, {"fan_outs": {"a": send_all}}),
+    ):
+        with pytest.raises(FlowError, match=re.escape(says)):
+            wired_twice(flow, node, **more).invoke({"seen": []})
+    assert wired_twice("a -.-> b", lambda state: None, fan_outs={"a": send_all}).invoke({"seen": []}) == {"seen": ["b"]}
+    lent = StateGraph(Walked).add_node("a", command_all, destinations=("b",)).add_node("b", lambda state: {"seen": ["b"]})
+    graph = lent.add_edge(START, "a").add_edge("a", "b").compile()
+    assert rewire(graph, to_mermaid(graph)).invoke({"seen": []}) == graph.invoke({"seen": []}) == {"seen": ["b", "b"]}
+
+
 def audited_agent(arrows: str, **routes: Any) -> Any:
     """An agent that calls `resolve` once, with a node `audit` that is drawn in place of the arrow from the model to its tools."""
 
