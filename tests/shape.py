@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 84_932, "tests": 70_648}
+LINES: Mapping[str, int] = {"source": 85_019, "tests": 70_709}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -24,7 +24,7 @@ ROOMS: Mapping[str, int] = {
     "graphs/presets": 115,
     "graphs/serving": 2_369,
     "graphs/studio": 2_214,
-    "graphs/wiring": 4_477,
+    "graphs/wiring": 4_504,
     "memory": 1_497,
     "memory/attempts": 665,
     "memory/claas": 2_825,
@@ -45,7 +45,7 @@ ROOMS: Mapping[str, int] = {
     "tools/environments": 9_183,
     "tools/local": 3_624,
     "tools/models": 971,
-    "tools/notebook": 1_463,
+    "tools/notebook": 1_510,
     "tools/pocket": 327,
     "tools/serving": 3_487,
     "tools/traces": 746,

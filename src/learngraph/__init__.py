@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from .nodes.state import EpisodeResult as EpisodeResult
     from .tools.environments.catalogue import open_environment as open_environment
     from .tools.models.models import open_model as open_model
+    from .tools.notebook.walk import Walk as Walk
+    from .tools.notebook.walk import compare as compare
     from .tools.notebook.walk import start as step
 
     __version__: str
@@ -54,11 +56,13 @@ __all__ = [
     "EpisodeResult",
     "MethodInputs",
     "UserError",
+    "Walk",
     "__version__",
     "adamem",
     "catalogue",
     "check",
     "claas",
+    "compare",
     "explain",
     "icrl",
     "jitrl",
@@ -84,10 +88,12 @@ _LOADED_ON_USE = {
     "EpisodeResult": (".nodes.state", "EpisodeResult"),
     "MethodInputs": (".graphs.wiring.inputs", "MethodInputs"),
     "UserError": (".memory.errors", "UserError"),
+    "Walk": (".tools.notebook.walk", "Walk"),
     "adamem": (".graphs.adamem", ""),
     "catalogue": (".nodes.catalogue", "catalogue"),
     "check": (".graphs.wiring.flow", "check"),
     "claas": (".graphs.claas", ""),
+    "compare": (".tools.notebook.walk", "compare"),
     "explain": (".graphs.experiments.explain", "explain_step"),
     "icrl": (".graphs.icrl", ""),
     "jitrl": (".graphs.jitrl", ""),

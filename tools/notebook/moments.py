@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise, zip_longest
 from threading import Thread
@@ -23,6 +23,33 @@ __all__ = []
 def names_of(nodes: Sequence[str]) -> str:
     """Nodes that run side by side, in words."""
     return " and ".join(f"{name} ({times} times)" if times > 1 else name for name, times in Counter(nodes).items())
+
+
+def place_of(turns: int, turn: int, number: int) -> str:
+    """A moment in words, by its number; where there are several turns, by that of its turn, too, from 1."""
+    return f"turn {turn}, moment {number}" if turns > 1 else f"moment {number}"
+
+
+def turns_to(now: StateSnapshot, history: Iterable[StateSnapshot], *, only_last: bool) -> list[list[StateSnapshot]]:
+    """The moments that led to this one, a list for each turn of a chat.
+
+    Args:
+        now: the moment.
+        history: the moments of its thread.
+        only_last: whether to leave out the turns before.
+    """
+    made = {checkpoint_id(one.config): one for one in history}
+    made[checkpoint_id(now.config)] = now  # which knows what has run already, of nodes side by side
+    turns, here = [list[StateSnapshot]()], made.get(checkpoint_id(now.config))
+    while here is not None and not (only_last and here.next == ("__start__",)):
+        if here.next == ("__start__",):
+            turns.append([])
+        elif source_of(here) != "fork":  # a fork is LangGraph's copy of the moment before
+            turns[-1].append(here)
+        here = made.get(checkpoint_id(here.parent_config)) if here.parent_config else None
+    if turns[0] and source_of(now) == "fork":  # the copy alone knows which nodes still ask
+        turns[0][0] = turns[0][0]._replace(next=now.next, tasks=now.tasks)
+    return [turn[::-1] for turn in turns[::-1] if turn] or [[]]
 
 
 def passes_along(path: Sequence[StateSnapshot], graph: Graph) -> dict[tuple[str, str], int]:
@@ -50,6 +77,25 @@ def is_asynchronous(graph: Any) -> bool:
         if hasattr(inner, "builder") and is_asynchronous(inner):
             return True
     return False
+
+
+def is_of_this_loop(saver: Any) -> bool:
+    """True if a checkpointer belongs to the event loop that runs here: its synchronous calls would wait for that loop for ever."""
+    try:
+        return getattr(saver, "loop", None) is asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+
+
+def read_history(graph: Graph, in_loop: bool, thread: RunnableConfig) -> list[StateSnapshot]:
+    """The moments of a thread, or of a subgraph in it, the newest first."""
+
+    async def read() -> list[StateSnapshot]:
+        return [one async for one in graph.aget_state_history(thread)]
+
+    if not in_loop:
+        return list(graph.get_state_history(thread))
+    return asyncio.run_coroutine_threadsafe(read(), loop_of_walks()).result()
 
 
 def call_graph(graph: Any, in_loop: bool, name: str, *args: Any, **kwargs: Any) -> Any:

@@ -11,9 +11,9 @@
     walk.into("group", 2)                      into the third invocation of that node's subgraph; out() comes back
     walk.question, walk.resume("yes")          what `interrupt()` asks, and the answer
 
-`step`, `until`, `finish`, `into`, `out` and `resume` run nodes. Asynchronous nodes run on an event loop in a thread of its own; beside
-an asynchronous checkpointer, or a loop that must not wait, move with `await asyncio.to_thread(walk.step)`. Made for notebooks: the returned objects show themselves there and print as text elsewhere. Going back and on
-again executes nodes again, with all their effects on the outside world.
+`step`, `until`, `finish`, `into`, `out` and `resume` run nodes. Asynchronous nodes, and a checkpointer of the loop that waits meanwhile, are
+called on an event loop in a thread of its own; where no loop may wait, move with `await asyncio.to_thread(walk.step)`. Made for notebooks: the
+returned objects show themselves there and print as text elsewhere. Going back and on again executes nodes again, with all their effects.
 
 A forked or edited walk, and one that went back, is a what-if: it sees the memories as they were at its moment, and writes into a branch
 of its own (memory/storage/branches.py), never into what the real run remembers. Its moments, too, are recorded apart, in this process's
@@ -35,7 +35,7 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Command, Interrupt, StateSnapshot
 
-from ...memory.errors import did_you_mean, type_of
+from ...memory.errors import did_you_mean, plural, type_of
 from ...memory.graph_input import InputError, check_input, list_names
 from ...memory.graph_input import check_names as check_input_names
 from ...memory.storage.branches import Branch
@@ -50,14 +50,18 @@ from .moments import (
     descend,
     differences,
     is_asynchronous,
+    is_of_this_loop,
     lines_of,
     loop_of_walks,
     merge,
     names_of,
     nodes_of,
     passes_along,
+    place_of,
+    read_history,
     source_of,
     thread_of,
+    turns_to,
     without_replaced,
 )
 from .pauses import Graph, Invocation, find_subgraph, innermost, name_questions, pause_in
@@ -97,7 +101,7 @@ class Walk:
     """The subgraphs' invocations in which it stands, the outermost first; empty in the graph itself."""
     breakpoints: list[Stop] = field(default_factory=list, repr=False)
     """Where `until` and `finish` pause, too: see `break_on`."""
-    _is_asynchronous: bool = field(default=False, init=False, repr=False)
+    _awaits_nodes: bool = field(default=False, init=False, repr=False)
     _now: StateSnapshot | None = field(default=None, repr=False, compare=False)
     _left: Walk | None = field(default=None, repr=False, compare=False)
     """The walk as it was where it became a what-if."""
@@ -121,13 +125,17 @@ class Walk:
         self._saver = self._saver or self.graph.checkpointer
         if self.graph.store is not None and not isinstance(self.graph.store, BranchingStore):
             self.graph = self.graph.copy({"store": BranchingStore(self.graph.store)})
-        self._is_asynchronous = is_asynchronous(self.graph)
+        self._awaits_nodes = is_asynchronous(self.graph)
         if self._now is None and "checkpoint_id" not in self.place["configurable"]:
             self.place = self._snapshot().config
 
+    @property
+    def _is_asynchronous(self) -> bool:
+        return self._awaits_nodes or is_of_this_loop(self._saver)
+
     def _snapshot(self) -> StateSnapshot:
         if self._now is None:
-            self._now = self.graph.get_state(self.place)
+            self._now = call_graph(self.graph, self._is_asynchronous, "get_state", self.place)
         return self._now
 
     @property
@@ -216,18 +224,21 @@ class Walk:
         Raises:
             StepperError: there is no such node or invocation, or it has no subgraph that can pause.
         """
-        if node is not None and node not in self.next:
+        here = self.here
+        entered = [one for one in nodes_of(here) if find_subgraph(here, one) is not None]
+        if node is not None:
             self._check_stops([node])
-            self._run([node])
-            if node not in self.next:
-                raise StepperError(f"the run never came to {node!r}: it stands at {self}")
+            if node in entered and node not in self.next:
+                self._run([node])
+                if node not in self.next:
+                    raise StepperError(f"the run never came to {node!r}: it stands at {self}")
         if not self.next:
             raise StepperError("the run has ended: back(n) goes to an earlier moment")
-        here = self.here
-        name = node or next((one for one in self.next if find_subgraph(here, one) is not None), self.next[0])
+        name = node or next((one for one in self.next if one in entered), self.next[0])
+        if name not in entered:
+            others = f"; {', '.join(map(repr, entered))} can be entered" if entered else ", nor has another node here"
+            raise StepperError(f"{name!r} has no subgraph that LangGraph knows{others}")
         graph = find_subgraph(here, name)
-        if graph is None:
-            raise StepperError(f"{name!r} has no subgraph that LangGraph knows: step() runs it")
         if graph.checkpointer is False:  # compiled to leave no checkpoints; to pause it needs those of the graph around it
             graph.checkpointer = None
         paths = sorted((task.path for task in self._snapshot().tasks if task.name == name), key=str)
@@ -395,10 +406,11 @@ class Walk:
         It goes back past the beginning of a turn that `go_on` began, to the end of the turn before; inside a subgraph as far as the
         subgraph's first node. A node that has asked asks anew: `resume` answers it at once.
         """
-        path = self.path() if self.inside else self._trail(all_turns=True)
+        path = [moment for turn in self._turns() for moment in turn]
         if times not in range(len(path)):
-            where = f"of {self.inside[-1].node!r}; out() leads to the graph around it" if self.inside else "of the run"
-            raise StepperError(f"cannot go back {times} steps: this is moment {len(path) - 1} {where}")
+            around = f" in {self.inside[-1].node!r}; out() leads to the graph around it" if self.inside else ""
+            here = f"{self._place()}, with {plural(len(path) - 1, 'step')} before it{around}"
+            raise StepperError(f"cannot go back {times} steps: this is {here}")
         self._begin_branch()
         assert self.branch is not None
         past = path[-1 - times]
@@ -481,20 +493,12 @@ class Walk:
 
     def path(self) -> list[StateSnapshot]:
         """The moments that led here, from the first pause of the graph in which the walk stands to this one; of a chat, of this turn."""
-        return self._trail()
+        return self._turns()[-1]
 
-    def _trail(self, all_turns: bool = False) -> list[StateSnapshot]:
-        made = {checkpoint_id(one.config): one for one in self.graph.get_state_history(thread_of(self.place, ns=True))}
-        now = self._snapshot()
-        made[checkpoint_id(self.place)] = now  # which knows what has run already, of nodes side by side
-        path, here = list[StateSnapshot](), made.get(checkpoint_id(self.place))
-        while here is not None and (all_turns or here.next != ("__start__",)):
-            if source_of(here) != "fork" and here.next != ("__start__",):  # a fork is LangGraph's copy of the moment before
-                path.append(here)
-            here = made.get(checkpoint_id(here.parent_config)) if here.parent_config else None
-        if path and source_of(now) == "fork":  # the copy alone knows which nodes still ask
-            path[0] = path[0]._replace(next=now.next, tasks=now.tasks)
-        return path[::-1]
+    def _turns(self) -> list[list[StateSnapshot]]:
+        """The moments that led here, a list for each turn of a chat; inside a subgraph only those of its present run."""
+        history = read_history(self.graph, self._is_asynchronous, thread_of(self.place, ns=True))
+        return turns_to(self._snapshot(), history, only_last=bool(self.inside))
 
     def passes(self) -> dict[tuple[str, str], int]:
         """How often the walk took each arrow on its way: (from, to) -> number. The ends are START and END."""
@@ -516,14 +520,19 @@ class Walk:
         return Table(("channel", "value"), lines, frozenset(changed), title=str(self), whole=whole)
 
     def __str__(self) -> str:
-        where = "".join(f"{one.node}[{one.number}] > " if one.number else f"{one.node} > " for one in self.inside)
         played = [f"{name} {self.state[name]}" for name in ("episode", "step") if isinstance(self.state.get(name), int)]
-        place = f"{where}moment {len(self.path()) - 1}" + (f" ({', '.join(played)})" if len(played) == 2 else "")
+        place = self._place() + (f" ({', '.join(played)})" if len(played) == 2 else "")
         if not self.next:
             return f"{place}, the end"
         asked = self._interrupts()
         told = f", which asks {to_line(self.question)}" if asked else ""
         return f"{place}, before {names_of(self.next)}{told}"
+
+    def _place(self) -> str:
+        """The graphs in which it stands, and the number of the moment there; of a chat's later turns their number too."""
+        where = "".join(f"{one.node}[{one.number}] > " if one.number else f"{one.node} > " for one in self.inside)
+        turns = self._turns()
+        return where + place_of(len(turns), len(turns), len(turns[-1]) - 1)
 
     __repr__ = __str__
 
@@ -644,7 +653,7 @@ def start(graph: Graph, input: Any = None, thread: str | None = None, config: Ru
         raise StepperError(f"step takes a compiled graph first, got {type_of(graph)}{remedy}")
     given, place = config or RunnableConfig(), RunnableConfig(configurable={"thread_id": thread or ""})
     if graph.checkpointer:
-        in_loop = is_asynchronous(graph)
+        in_loop = is_asynchronous(graph) or is_of_this_loop(graph.checkpointer)
         if thread is None:
             check_kind(graph, input, "step takes the input second")
             check_input(graph, input)
@@ -659,7 +668,7 @@ def compare(one: Walk, other: Walk, before: str = "", show: Sequence[str] = ()) 
 
     Args:
         before: a node, at every pause before which the channels `show` stand in a line. None is named: a line holds a channel in which
-            the runs differ, where they part and where they stand now.
+            the runs differ, where they part and where they stand now. Moments are matched by their turn of a chat, and their number in it.
         show: names of channels; of all, if none is named.
 
     Raises:
@@ -669,19 +678,21 @@ def compare(one: Walk, other: Walk, before: str = "", show: Sequence[str] = ()) 
         raise StepperError(f"compare takes two walks first, got {odd[0]}")
     known = {**one.here.builder.channels, **other.here.builder.channels}
     check_names(one.here, [name for name in show if name not in known])
-    show, paths = show or list(known), [without_replaced(walk.path()) for walk in (one, other)]
+    show, runs = show or list(known), [[without_replaced(turn) for turn in walk._turns()] for walk in (one, other)]
+    most = max(map(len, runs))
     if not before:
-        pairs = ((n, a, b) for n, (a, b) in enumerate(zip(*paths, strict=False)) if a.config != b.config)
-        parts = (differences(f"moment {n}", a, b, show) for n, a, b in pairs)
-        found = [*next(filter(None, parts), []), *differences("now", paths[0][-1], paths[1][-1], show)]
+        turns = enumerate(zip(*runs, strict=False), 1)
+        moments = ((t, n, *pair) for t, both in turns for n, pair in enumerate(zip(*both, strict=False)))
+        parts = (differences(place_of(most, t, n), a, b, show) for t, n, a, b in moments if a.config != b.config)
+        found = [*next(filter(None, parts), []), *differences("now", runs[0][-1][-1], runs[1][-1][-1], show)]
         return Table(
             ("", "channel", "first run", "second run ′"), tuple(found), title="where they part, and where they stand now"
         )
     one._check_stops([before] if before not in nodes_of(other.here) else ())
-    states = list(zip_longest(*([moment.values for moment in path if before in moment.next] for path in paths)))
-    rows = tuple(
-        (str(i), *(line for name in show for line in lines_of(pair[0], pair[1], name))) for i, pair in enumerate(states)
-    )
+    turns = enumerate(zip_longest(*runs, fillvalue=list[StateSnapshot]()), 1)
+    pauses = [(t, zip_longest(*([one.values for one in path if before in one.next] for path in both))) for t, both in turns]
+    pairs = [(f"turn {t}, {i}" if most > 1 else str(i), *pair) for t, found in pauses for i, pair in enumerate(found)]
+    rows = tuple((place, *(line for name in show for line in lines_of(a, b, name))) for place, a, b in pairs)
     marked = frozenset(i for i, row in enumerate(rows) if row[1::2] != row[2::2])
     head = ("", *(f"{name}{which}" for name in show for which in ("", " ′")))
     return Table(head, rows, marked, title=f"before {before}: first run | second run ′")

@@ -102,7 +102,7 @@ def test_edits_inside_and_going_back_inside() -> None:
     assert again.back().state["x"] == 20
     assert again.edit(x=99).step().state["x"] == 100
     assert again.finish().state["out"] == [11, 100, 31]
-    with pytest.raises(StepperError, match="cannot go back 1 steps: this is moment 0 of 'play'; out"):
+    with pytest.raises(StepperError, match=r"this is play\[1\] > moment 0, with 0 steps before it in 'play'; out"):
         begun().into("play", 1).back()
 
 
@@ -123,8 +123,14 @@ def test_names_of_nodes_inside_are_hinted() -> None:
         begun().until("put")
     with pytest.raises(StepperError, match="there is no number 3"):
         begun().into("play", 3)
-    with pytest.raises(StepperError, match="'begin' has no subgraph"):
-        begun().into("begin")
+    walk = begun()
+    for node in ("end", None):
+        says = f"'{node or 'begin'}' has no subgraph that LangGraph knows; 'play' can be entered"
+        with pytest.raises(StepperError, match=says):
+            walk.into(node)
+        assert walk.next == ("begin",), "nothing was run"
+    with pytest.raises(StepperError, match="'raise' has no subgraph that LangGraph knows, nor has another node here"):
+        walk.into("play").into()
     assert begun().into("play").until("put").state["x"] == 11
     with pytest.raises(StepperError, match=r"there is no channel 'x'; 'play' has it inside: into\('play'\)"):
         begun().edit(x=1)
@@ -377,6 +383,11 @@ def test_asynchronous_nodes_and_checkpoints(tmp_path: Any) -> None:
     async def play() -> None:
         async with AsyncSqliteSaver.from_conn_string(str(tmp_path / "c.sqlite")) as saver:
             await asyncio.to_thread(walk_through, saver)
+            walk_through(saver)  # as in a cell of a notebook, in the loop of the checkpointer
+            walk = begun(group(checkpointer=saver)).into("play", 1).step()
+            other = walk.fork().edit(x=500).out()
+            assert (other.state["out"], str(other)) == ([11, 500, 31], "moment 2, before end")
+            assert walk.out().finish().state["out"] == [11, 21, 31]
 
     asyncio.run(play())
     walk_through(InMemorySaver())
@@ -391,7 +402,7 @@ def walk_through(saver: Any) -> None:
     assert walk.next == ()
     builder = StateGraph(Asked)
     builder.add_node("inner", slow(None))
-    inside = start(chain(builder, "inner").compile(checkpointer=saver), {"n": 1}, "2")
+    inside = start(chain(builder, "inner").compile(checkpointer=saver), {"n": 1})
     inside.into()
     assert inside.step().state["n"] == 2
     assert inside.next == ("ask",)

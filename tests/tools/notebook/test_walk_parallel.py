@@ -11,7 +11,7 @@ from langgraph.types import interrupt
 from typing_extensions import TypedDict
 
 from learngraph import step
-from learngraph.tools.notebook.walk import StepperError, Walk
+from learngraph.tools.notebook.walk import StepperError, Walk, compare
 
 
 class State(TypedDict):
@@ -88,10 +88,28 @@ def test_a_walk_goes_back_to_the_turn_before() -> None:
     assert not chat.next
     assert chat.go_on({"n": 2}).finish().state["log"] == ["said 0", "said 2"]
     assert chat.drop().state["log"] == ["said 0", "said 1"]
-    with pytest.raises(StepperError, match="cannot go back 4 steps: this is moment 3 of the run"):
+    assert str(chat) == "turn 2, moment 1, the end"
+    with pytest.raises(StepperError, match=r"cannot go back 4 steps: this is turn 2, moment 1, with 3 steps before it$"):
         chat.back(4)
     with pytest.raises(StepperError, match="the real run, which is not dropped; back"):
         chat.drop()
+
+
+def test_walks_of_a_chat_are_compared_turn_by_turn() -> None:
+    builder = StateGraph(State).add_node("say", lambda state: {"log": [f"said {state['n']}"]}).add_edge(START, "say")
+    begin: Any = {"n": 0}
+    chat = step(builder.compile(checkpointer=InMemorySaver()), begin).finish()
+    first = chat.fork().back().edit(n=5).finish()
+    chat.go_on({"n": 1}).finish()
+    rows = compare(first, chat, before="say", show=["n"]).rows
+    assert rows == (("turn 1, 0", "5", "0"), ("turn 2, 0", "–", "1"))
+    assert compare(first, chat).rows[0] == ("turn 1, moment 0", "n", "5", "0")
+    other = chat.fork().back().edit(n=2).finish()
+    parted = compare(chat, other)
+    assert parted.rows[:2] == (("turn 2, moment 0", "n", "1", "2"), ("now", "n", "1", "2"))
+    assert compare(chat, chat.fork().go_on({"n": 1}).finish()).rows == (
+        ("now", "log", "['said 0', 'said 1']", "['said 0', 'said 1', 'said 1']"),
+    )
 
 
 @pytest.mark.parametrize("wrong", ["yes", True, {"type": "approve"}, {"decisions": []}, {"decisions": [{"type": "edit"}]}])
