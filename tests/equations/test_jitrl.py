@@ -276,12 +276,6 @@ def test_d4_negative_advantages_are_bounded() -> None:
     assert all(abs(x) <= 1 for x in shifts.values())
 
 
-def test_d8_exploration_follows_counts_and_no_draw() -> None:
-    shifts = advice(visits(a=[0.0] * 3), bonus=0.5, a=0.4, b=0.6)
-    assert shifts["b"] > shifts["a"]
-    assert shifts == advice(visits(a=[0.0] * 3), bonus=0.5, a=0.4, b=0.6)
-
-
 def test_paper_exploration_is_seeded_and_written_down() -> None:
     states = [decision(visits(a=[2.0]), run=f"r{n}", a=0.5, b=0.5) for n in range(2000)]
     marks = [PaperAdvice(alpha=5.0, lam=0.65)(s)["estimates"][1].explored for s in states]  # type: ignore[arg-type]

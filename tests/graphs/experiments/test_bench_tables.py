@@ -37,15 +37,22 @@ def table(runs: dict[str, list[SeedResult]], **more: Any) -> ResultTable:
         ("best", 4.0),
         ("best-in-episode", (1 + 3 + 4 + 3) / 4),
         ("of-optimum", 0.5),
+        ("last-of-optimum", 2 / 3),
+        ("answer", 4.0),
+        ("solved", 1.0),
         ("regret", 4 + 1 + 0 + 3),
         ("success", 2 / 4),
         ("steps", 5.0),
         ("steps-to-success", 10.0),
+        ("refreshes", 6 / 4),
+        ("malformed", 1.0),
         ("tokens", 1500),
+        ("step-tokens", 1500 / 20),
         ("trained-tokens", 80.0),
         ("flops", 250.0),
         ("dollars", (1000 * 2 + 500 * 8) / 1e6),
         ("seconds", 3.5),
+        ("step-seconds", 3.5 / 15),  # of the episodes whose time is known
         ("judged", 2.5),
         ("cross-task", 2 / 8),
     ],
@@ -55,7 +62,9 @@ def test_metrics_by_hand(name: str, value: float) -> None:
         [0.0, 3.0, 4.0, 1.0],
         solved=3.0,
         bests=(1.0, 3.0, 4.0, 3.0),
-        **{"tokens": 1500, "usage": Usage(3, 1000, 500)},
+        answer=2,
+        refreshes=(2, 4),
+        **{"tokens": 1500, "usage": Usage(3, 1000, 500, malformed=1)},
         seconds=(1.0, None, 2.0, 0.5),
         judged=(1.0, None, 4.0, None),
         look_ups=LookUps(hits=8, hits_elsewhere=2),
@@ -68,6 +77,7 @@ def test_a_metric_without_a_number_is_none() -> None:
     one = run([0.0, 5.0])
     assert METRICS["regret"].of(one, FREE) == 4  # a score above a walkthrough's takes nothing off
     assert METRICS["of-optimum"].of(run([1.0], optimum=0.0), FREE) is None
+    assert METRICS["step-tokens"].of(run([1.0], steps=(0,), tokens=9), FREE) is None
     for name in (
         "success",
         "steps-to-success",

@@ -116,12 +116,6 @@ def test_a_group_does_not_shrink_when_a_summary_fails() -> None:  # D16
     assert "Attempt 2 (reward 0):\n> guess" in asked.prompts[0]
 
 
-def test_a_summary_that_never_came_leaves_its_transcript_in_the_comparison() -> None:
-    model = Scripted('{"lessons": []}')
-    contrast(model, critic()).invoke(group(TWO, summaries=[Summary(0, "It added.")]))
-    assert "Attempt 2 (reward 0):\n> guess" in model.prompts[0]
-
-
 def test_a_long_transcript_is_cut_where_tools_spoke_at_length() -> None:  # D15
     printed = "".join(f"line {n}\n" for n in range(5000))
     transcript = f"> first step\n{printed}> second step\nshort\n> last step\n{printed}> answer 42\n"

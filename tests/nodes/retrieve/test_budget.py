@@ -153,10 +153,3 @@ def test_between_two_rearrangements_the_beginning_stays() -> None:
         before = shown
     assert changed[0] == 12  # the first time that not all fit
     assert changed[1:] == list(range(16, 60, 5))
-
-
-def test_best_prefers_short_then_first_and_knows_missing_from_zero() -> None:
-    lost, short = attempt(0, ("a", None)), attempt(1, ("a", -1.0))
-    long, again = attempt(2, ("a", -1.0), ("b", 0.0)), attempt(3, ("c", -1.0))
-    assert best_attempt([lost, short, long, again]) is short
-    assert best_attempt([lost, attempt(1, ("b", None))]).episode == 1  # no return known: the newest
