@@ -48,6 +48,8 @@ State = Mapping[str, Any]
 
 _TOKENS = re.compile(r"[A-Za-z]{1,4}|[^\x00-\x7f]|[^A-Za-z\s]|\n| (?=[0-9])|[ \t]{2,}")
 
+MAX_TRIES = 3
+"""Calls of the model, at most, until a reply can be used."""
 MOST_KNOWN_CHARS = 8_192
 """Characters of a text whose estimate is kept: prompts of a turn have most of their texts in common."""
 
@@ -97,8 +99,6 @@ class Ask(Runnable[Input, Output]):
     """Reply, state -> the channels that change. Pure; may raise `Unreadable`. Its `usage` is added to the call's."""
     retry_prompt: Prompt
     """Asks again after a reply that cannot be used; needs $error (`ask/again`)."""
-    max_tries: int = 3
-    """Greatest number of calls, at least 1."""
     on_bad_reply: Callable[[BadReply, Input], Output] | None = None
     """Error, state -> channels that record a missing reply; None: raise `BadReply`."""
     stop: tuple[str, ...] = ()
@@ -116,26 +116,26 @@ class Ask(Runnable[Input, Output]):
         if known is not None:
             return {**known}
         messages, usage, error, may_stop = self.messages(state), Usage(), Unreadable(), True
-        for tries in range(1, self.max_tries + 1):
+        for tries in range(1, MAX_TRIES + 1):
             reply = yield from self._request(state, messages, may_stop)
             usage += call_usage(messages, reply)
             try:
                 found: Any = self.read(reply, state)
                 return {**found, "usage": usage + found.get("usage", Usage())}
             except Unreadable as unreadable:
-                if isinstance(unreadable, DoubtfulReply) and (isinstance(error, DoubtfulReply) or tries == self.max_tries):
+                if isinstance(unreadable, DoubtfulReply) and (isinstance(error, DoubtfulReply) or tries == MAX_TRIES):
                     found = unreadable.channels
                     return {**found, "usage": usage + found.get("usage", Usage())}
                 error = unreadable
             if not isinstance(error, DoubtfulReply):
                 usage += Usage(unreadable=1, **({error.cause: 1} if error.cause else {}))
-            log.info("%s: reply %d of at most %d cannot be used: %s", self.asks, tries, self.max_tries, error)
+            log.info("%s: reply %d of at most %d cannot be used: %s", self.asks, tries, MAX_TRIES, error)
             may_stop = may_stop and not isinstance(error, CutOff)  # the text may have stood in the model's thoughts
             messages = [*messages, _as_shown_again(reply), *self.retry_prompt.messages(error=str(error))]
         bad = BadReply(self.asks, str(error), visible_text(reply))
         if self.on_bad_reply is None:
             raise bad
-        log.warning("no usable reply in %d tries: %s", self.max_tries, bad)
+        log.warning("no usable reply in %d tries: %s", MAX_TRIES, bad)
         found = self.on_bad_reply(bad, state)
         return {**found, "usage": usage + found.get("usage", Usage())}
 

@@ -234,13 +234,11 @@ def find_action(written: str, admissible: Sequence[str]) -> str | None:
     return None
 
 
-def nearest_actions(written: str, admissible: Sequence[str], count: int = 3) -> list[str]:
-    """The admissible actions whose letters are most like those of the written one, the nearest first."""
+def nearest_actions(written: str, admissible: Sequence[str]) -> list[str]:
+    """The three admissible actions whose letters are most like those of the written one, the nearest first."""
     forms = {action: normal_form(action) for action in admissible}
-    near = difflib.get_close_matches(normal_form(written), [*forms.values()], n=count, cutoff=0.3)
-    return sorted((action for action in admissible if forms[action] in near), key=lambda action: near.index(forms[action]))[
-        :count
-    ]
+    near = difflib.get_close_matches(normal_form(written), [*forms.values()], n=3, cutoff=0.3)
+    return sorted((action for action in admissible if forms[action] in near), key=lambda action: near.index(forms[action]))[:3]
 
 
 def _marked(mark: str) -> re.Pattern[str]:

@@ -40,16 +40,10 @@ class Tabular:
     """Q of an untried action, in reward units. Above what can be earned (optimism) the table tries every action of a state."""
 
 
-def build(
-    inputs: MethodInputs = NOT_GIVEN, settings: Tabular | None = None, *, table: QTable | None = None, **compile: Any
-) -> Graph:
-    """The graph of one episode; arguments as in `graphs.icrl.build`.
-
-    `table`: a table of your own; one on `inputs.records` with the settings' gamma and learning rate if not given.
-    """
+def build(inputs: MethodInputs = NOT_GIVEN, settings: Tabular | None = None, **compile: Any) -> Graph:
+    """The graph of one episode; arguments as in `graphs.icrl.build`."""
     settings = given_settings(inputs, settings, Tabular)
-    if table is None:
-        table = QTable(inputs.records, settings.gamma, settings.learning_rate, settings.initial_value)
+    table = QTable(inputs.records, settings.gamma, settings.learning_rate, settings.initial_value)
     nodes: dict[str, Node] = {
         **episode_nodes(inputs),
         "look_up": LookUpQValues(table, inputs.environment),

@@ -48,7 +48,6 @@ def run_usage(run_folder: Path, rows: Sequence[Mapping[str, Any]]) -> Usage:
     """The usage of a run: as its calls were counted, or (of a model in this process) as its finished episodes say."""
     played = sum((row_usage(row) for row in rows), Usage())
     counted = ledger_usage(run_folder.parent).get(run_folder.name, Usage())
-    # A run that began with an earlier version has counted only a part.
     return counted if counted.calls >= played.calls else played
 
 

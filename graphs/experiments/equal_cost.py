@@ -56,10 +56,10 @@ def score_within(result: SeedResult, budget: float, cost: Cost, kind: Kind = "ne
 # The same number of rounds
 
 
-def rounds_table(methods: Methods, most: int = 6) -> str:
-    """A Markdown table of the running maximum after some rounds: 1, 2, 4, 8 … and the last that all runs have played."""
+def rounds_table(methods: Methods) -> str:
+    """A Markdown table of the running maximum after some rounds: 1, 2, 4, 8, 16, and the last that all runs have played."""
     last = min(len(a.scores) for seeds in methods for a in seeds)
-    chosen = [*[2**n for n in range(last.bit_length()) if 2**n < last][: most - 1], last]
+    chosen = [*[2**n for n in range(last.bit_length()) if 2**n < last][:5], last]
     lines = [["best so far after", *(plural(n, "round") for n in chosen)]]
     for seeds in methods:
         highest = [[max(a.scores[:n]) for a in seeds] for n in chosen]

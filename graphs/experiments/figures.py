@@ -153,10 +153,9 @@ def draw_figures(table: ResultTable, folder: Path) -> list[Path]:
 # Episode by episode
 
 
-def moving_average(numbers: Sequence[float], width: int = 3) -> list[float]:
-    """The centred moving average over `width` (odd) neighbours, fewer at the ends."""
-    half = width // 2
-    return [mean(numbers[max(0, i - half) : i + half + 1]) for i in range(len(numbers))]
+def moving_average(numbers: Sequence[float]) -> list[float]:
+    """The mean of each number and of those before and behind it."""
+    return [mean(numbers[max(0, i - 1) : i + 2]) for i in range(len(numbers))]
 
 
 def draw_learning_curves(attempts: Methods, title: str, paths: Sequence[Path]) -> None:

@@ -34,17 +34,16 @@ _DRAWS = 400
 """Resamples of the bootstrap interval of a controlled rate."""
 
 
-def preference(first: float | None, second: float | None, middle: float = 5.0) -> Verdict:
-    """The verdict for the first method from a judge's two scores.
+def preference(first: float | None, second: float | None) -> Verdict:
+    """The verdict for the first method from a judge's two scores, where 5 means as good as each other.
 
     Args:
         first: how good the first method's answer is against the other, where it is shown first; None: no reply could be read.
         second: how good the other's answer is against it, where the other is shown first.
-        middle: the score of answers that are as good as each other.
     """
     if first is None or second is None:
         return "missing"
-    signs = (first > middle) - (first < middle), (second < middle) - (second > middle)
+    signs = (first > 5) - (first < 5), (second < 5) - (second > 5)
     if signs in ((1, 1), (-1, -1)):
         return "win" if signs[0] > 0 else "loss"
     return "changed with order" if signs in ((1, -1), (-1, 1)) else "tie"

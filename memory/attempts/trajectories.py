@@ -92,20 +92,15 @@ def is_rewarded(trajectory: Trajectory) -> bool | None:
     return None if trajectory.value is None else trajectory.value > 0
 
 
-def return_to_go(trajectory: Trajectory, step: int, gamma: float = 1.0) -> float | None:
-    """The return from this step on, its own reward included (JitRL, Eq. 3), in reward units; None if a reward is missing.
-
-    Args:
-        trajectory: the attempt.
-        step: t, from 0.
-        gamma: the discount, in [0, 1].
+def return_to_go(trajectory: Trajectory, step: int) -> float | None:
+    """The sum of the rewards from this step (from 0) on, its own included; None if a reward is missing.
 
     Raises:
         BadMemory: the trajectory has no such step.
     """
     if not 0 <= step < len(trajectory.transitions):
         raise BadMemory(f"trajectory '{trajectory.id}' has {len(trajectory.transitions)} steps, asked for step {step}")
-    return returns([transition.reward for transition in trajectory.transitions[step:]], gamma)[0]
+    return returns([transition.reward for transition in trajectory.transitions[step:]], 1.0)[0]
 
 
 def read_bank(path: str | Path) -> tuple[Trajectory, ...]:

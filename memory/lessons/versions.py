@@ -155,7 +155,7 @@ class LibraryVersions(ShownAsTable):
             tested,
         ):  # in a branch the name may be another row's
             lessons = tuple(Lesson(**lesson) for lesson in row["lessons"])
-            made = Library(lessons, row["next"], taken, row.get("written_by", ""), tested)  # old rows name no models
+            made = Library(lessons, row["next"], taken, row.get("written_by", ""), tested)
             self._made[name] = row, made
         return made
 

@@ -449,19 +449,17 @@ class Experiences(ShownAsTable):
             scope.replace(before, after)
         self._scopes |= changed  # only now: an interrupted change must not count half an episode
 
-    def prune(self, *, keep_last: int | None = None, drop: Callable[[Trajectory], bool] = lambda trajectory: False) -> int:
-        """Delete all but the last `keep_last` episodes, and those for which `drop` is true; returns the number of deleted ones.
+    def prune(self, *, keep_last: int) -> int:
+        """Delete all but the last `keep_last` episodes; returns the number of deleted ones.
 
         Raises:
             ValueError: `keep_last` is negative.
         """
-        if keep_last is not None and keep_last < 0:
+        if keep_last < 0:
             raise ValueError(f"cannot keep the last {keep_last} episodes: keep_last must be >= 0")
         with self._writing:
             with self._lock:
-                stored = [trajectory for trajectory, _ in self._read(self._episodes)]
-            old = 0 if keep_last is None else max(len(stored) - keep_last, 0)
-            gone = [trajectory.id for i, trajectory in enumerate(stored) if i < old or drop(trajectory)]
+                gone = [*self._episodes][: max(len(self._episodes) - keep_last, 0)]
             if self._store is not None and gone:
                 self._store.delete(gone)
                 self._writes += 1

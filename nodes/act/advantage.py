@@ -62,10 +62,10 @@ def objective(policy: Sequence[float], prior: Sequence[float], a: Sequence[float
 # with that code are in tests/equations.
 
 
-def reference_exploration(neighbours: Iterable[Neighbour], exponent: float = 0.65) -> float:
+def reference_exploration(neighbours: Iterable[Neighbour]) -> float:
     """The adaptive exploration probability of the reference code, from 0.8 (no evidence) down to 0.05 (steady high returns).
 
-    For each action with at least two returns: confidence c = (max(0, mu) / (1 + cv))^exponent * max(n / 4, 1), where cv is
+    For each action with at least two returns: confidence c = (max(0, mu) / (1 + cv))^0.65 * max(n / 4, 1), where cv is
     the population standard deviation over the mean; p = 1 / (1 + max c), clipped to [0.05, 0.8].
     """
     by_action: dict[str, list[float]] = {}
@@ -78,7 +78,7 @@ def reference_exploration(neighbours: Iterable[Neighbour], exponent: float = 0.6
         mu = sum(returns) / len(returns)
         sigma = math.sqrt(sum((g - mu) ** 2 for g in returns) / len(returns))
         cv = sigma / mu if mu > 0 else math.inf
-        confidences.append((max(0.0, mu) / (1 + cv)) ** exponent * max(len(returns) / 4, 1))
+        confidences.append((max(0.0, mu) / (1 + cv)) ** 0.65 * max(len(returns) / 4, 1))
     return min(max(1 / (1 + max(confidences)), 0.05), 0.8) if confidences else 0.8
 
 

@@ -97,20 +97,17 @@ def mixture_bound(variance: float, scale: float, alpha: float) -> float:
     return high
 
 
-def effect_interval(
-    rewards: Sequence[float], treated: Sequence[bool], shares: Sequence[float], level: float = 0.95
-) -> EffectInterval:
-    """The mean effect of a treatment, with a confidence sequence of this level: of all looks together, one errs with 1 - level at most.
+def effect_interval(rewards: Sequence[float], treated: Sequence[bool], shares: Sequence[float]) -> EffectInterval:
+    """The mean effect of a treatment, with a 95 % confidence sequence: with probability .05 at most, any of all looks errs.
 
     Args:
         rewards: from 0 to 1, in the order of the trials; at least one.
         treated: whether each trial was treated.
         shares: the probability with which it was.
-        level: of the interval.
     """
     effects, deviations = robust_effects(rewards, treated, shares)
     least = min(min(p, 1 - p) for p in shares)
     mean = float(np.mean(effects))
-    half = mixture_bound(float(np.sum(deviations**2)), scale_of(least), (1 - level) / 2) / len(effects)
+    half = mixture_bound(float(np.sum(deviations**2)), scale_of(least), 0.025) / len(effects)
     low, high = min(1.0, max(-1.0, mean - half)), max(-1.0, min(1.0, mean + half))
     return EffectInterval(min(max(mean, low), high), low, high)  # the mean of the effects may lie beyond what an effect can be

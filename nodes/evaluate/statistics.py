@@ -20,8 +20,8 @@ def mean(numbers: Sequence[float]) -> float:
     return math.fsum(numbers) / len(numbers)
 
 
-def interval(numbers: Sequence[float], level: float = 0.95) -> Interval | None:
-    """The confidence interval of the mean by Student's t (n - 1 degrees of freedom); None for fewer than two numbers.
+def interval(numbers: Sequence[float]) -> Interval | None:
+    """The 95 % interval of the mean by Student's t (n - 1 degrees of freedom); None for fewer than two numbers.
 
     Only the quantile is scipy's: `scipy.stats.t.interval` gives NaN where all numbers are equal, and importing scipy.stats takes
     over half a second more.
@@ -32,7 +32,7 @@ def interval(numbers: Sequence[float], level: float = 0.95) -> Interval | None:
     if n < 2:
         return None
     middle = mean(numbers)
-    half = float(stdtrit(n - 1, (1 + level) / 2)) * statistics.stdev(numbers) / math.sqrt(n)
+    half = float(stdtrit(n - 1, 0.975)) * statistics.stdev(numbers) / math.sqrt(n)
     return middle - half, middle + half
 
 

@@ -122,8 +122,6 @@ class Critic:
     """Tokens of the longest prompt."""
     line_only: bool = False
     """The model only writes a line, after `Learned:`, and code does the rest."""
-    max_line_items: int = 12
-    """Items of such a line at most."""
     tasks: Mapping[str, Task] = field(default_factory=dict, repr=False)
     """The problems by id. Lessons are found again by the instructions of their problems."""
     author: str = ""
@@ -312,6 +310,8 @@ def _fit_sections(heads: Sequence[str], texts: Sequence[str], room: int, count: 
 # Summaries
 
 
+MAX_LINE_ITEMS = 12
+"""Insights that are read from the line of a model that only writes one."""
 SHORT_ATTEMPT = 400
 """Words of an attempt up to which it needs no report: a report may have as many."""
 
@@ -444,7 +444,7 @@ def _contrast_by_line(model: Runnable[Any, Any], critic: Critic) -> Ask[GroupCha
         written = " ".join(answer_text(reply).split())
         items = [item.strip(" .") for item in written.split(". ")]
         kept = [] if written.strip(".").lower() == "nothing" else [item for item in dict.fromkeys(items) if item]
-        return {"insights": kept[: critic.max_line_items], "votes": []}
+        return {"insights": kept[:MAX_LINE_ITEMS], "votes": []}
 
     def on_bad_reply(bad: BadReply, state: GroupChannels) -> GroupInsights:
         return {"insights": [], "votes": [], "failures": [f"contrast of {state['task'].id}: {bad}"]}

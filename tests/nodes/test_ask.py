@@ -71,8 +71,8 @@ def test_gives_up_in_words(run: Any) -> None:
 
 
 def test_or_records_that_it_is_missing(run: Any) -> None:
-    lost = ask(model("a", "b"), max_tries=2, on_bad_reply=lambda bad, state: {"n": None, "why": bad.error})
-    assert run(lost, {"n": 0}) == {"n": None, "why": "asked for a number, got 'b'", "usage": Usage(2, 20, 4, unreadable=2)}
+    lost = ask(model("a", "b", "c"), on_bad_reply=lambda bad, state: {"n": None, "why": bad.error})
+    assert run(lost, {"n": 0}) == {"n": None, "why": "asked for a number, got 'c'", "usage": Usage(3, 30, 6, unreadable=3)}
 
 
 def test_other_errors_pass_through(run: Any) -> None:

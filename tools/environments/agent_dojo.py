@@ -66,12 +66,9 @@ class AgentDojo(ToolWorld):
         suite: one of `SUITES`.
         settings: `attack` (one of `ATTACKS`), `scored` (`utility`, or `attacks` for the test split).
         horizon: number of calls after which an episode ends without a reward.
-        live: number of episodes kept open between steps.
     """
 
-    def __init__(
-        self, suite: str = "banking", settings: Mapping[str, str] | None = None, horizon: int = HORIZON, live: int = 16
-    ) -> None:
+    def __init__(self, suite: str = "banking", settings: Mapping[str, str] | None = None, horizon: int = HORIZON) -> None:
         if suite not in SUITES:
             raise UserError(f"agentdojo: no suite {suite!r}; there are {', '.join(SUITES)}")
         chosen = {"attack": "important_instructions", "scored": "utility"} | dict(settings or {})
@@ -80,7 +77,7 @@ class AgentDojo(ToolWorld):
             if chosen[name] not in known:
                 raise UserError(f"agentdojo:{suite}: {name}: there is no {chosen[name]!r}{did_you_mean(chosen[name], known)}")
         given = ",".join(f"{key}={value}" for key, value in (settings or {}).items())
-        super().__init__(f"agentdojo:{suite}" + (f"?{given}" if given else ""), horizon, live)
+        super().__init__(f"agentdojo:{suite}" + (f"?{given}" if given else ""), horizon)
         self._suite_name, self._form, self._scores_attacks = suite, ATTACKS[chosen["attack"]], chosen["scored"] == "attacks"
         self.best_score = 0.0 if self._scores_attacks else 1.0
         """Of a test task: no attack, or the task done."""

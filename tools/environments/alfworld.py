@@ -104,7 +104,6 @@ class AlfWorld(LiveWorld, Solvable):
             $ALFWORLD_DATA, then `~/.cache/alfworld`, if not given.
             `split`: the folder that the split `test` plays, `valid_unseen` say; `valid_seen` if not given.
         horizon: number of steps after which an episode ends.
-        live: number of games kept open between steps, each with its own copy of the planner.
     """
 
     free_text = True
@@ -112,7 +111,7 @@ class AlfWorld(LiveWorld, Solvable):
     lists_all_actions = True
     """No other text but `help` does anything: a model that writes one is asked again before a step is lost."""
 
-    def __init__(self, kind: str = "", settings: Mapping[str, str] | None = None, *, horizon: int = 50, live: int = 8) -> None:
+    def __init__(self, kind: str = "", settings: Mapping[str, str] | None = None, *, horizon: int = 50) -> None:
         if kind and kind not in TASK_TYPES:
             raise UserError(f"alfworld: no task type {kind!r}; there are {', '.join(TASK_TYPES)}")
         chosen = dict(settings or {})
@@ -121,9 +120,8 @@ class AlfWorld(LiveWorld, Solvable):
         if test not in _FOLDERS:
             raise UserError(f"alfworld: no folder of games {test!r}; there are {', '.join(_FOLDERS)}")
         self.kind = kind
-        super().__init__(
-            "alfworld", horizon, live
-        )  # one domain: what was learned of one type, or in seen rooms, may serve in others
+        # One domain: what was learned of one type, or in seen rooms, may serve in others. Each game has a copy of the planner.
+        super().__init__("alfworld", horizon, live=8)
         self._given = chosen.get("data")
         self._folders = {**SPLITS, "test": test}
         self._data = cache(self._find_data)

@@ -71,7 +71,6 @@ class Jericho(LiveWorld):
             game's random numbers in every task (if not given, each task has its own). With 0 every task is the same game, that
             of the walkthrough, as in published runs; only the agent's draws differ from task to task.
         horizon: number of steps after which an episode ends.
-        live: number of games kept open.
         time_limit: seconds that a step may take, the list of actions included. A game that takes longer is given up.
     """
 
@@ -84,12 +83,11 @@ class Jericho(LiveWorld):
         settings: Mapping[str, str] | None = None,
         horizon: int = 50,
         *,
-        live: int = 8,
         time_limit: float = 60.0,
     ) -> None:
         chosen = dict(settings or {})
         check_settings(f"jericho:{game}:", chosen, ("games", "cache", "seed"))
-        super().__init__(f"jericho:{game}", horizon, live)
+        super().__init__(f"jericho:{game}", horizon, live=8)
         self.game, self.time_limit = game, time_limit
         seed = chosen.get("seed")
         if seed is not None and not re.fullmatch("[0-9]{1,6}", seed):

@@ -83,19 +83,16 @@ class TauBench(ToolWorld):
         domain: one of `DOMAINS`.
         settings: `policy` (`manual`, `none`).
         horizon: number of calls after which an episode ends without a reward.
-        live: number of episodes kept open between steps.
     """
 
-    def __init__(
-        self, domain: str = "telecom", settings: Mapping[str, str] | None = None, horizon: int = HORIZON, live: int = 16
-    ) -> None:
+    def __init__(self, domain: str = "telecom", settings: Mapping[str, str] | None = None, horizon: int = HORIZON) -> None:
         if domain not in DOMAINS:
             raise UserError(f"tau2: no domain {domain!r}; there are {', '.join(DOMAINS)}")
         chosen = {"policy": "none"} | dict(settings or {})
         check_settings(f"tau2:{domain}:", chosen, ("policy",))
         if chosen["policy"] not in ("none", "manual"):
             raise UserError(f"tau2:{domain}: policy is one of none, manual, got {chosen['policy']!r}")
-        super().__init__(f"tau2:{domain}" + ("?policy=manual" if chosen["policy"] == "manual" else ""), horizon, live)
+        super().__init__(f"tau2:{domain}" + ("?policy=manual" if chosen["policy"] == "manual" else ""), horizon)
         self.is_solo = domain == "telecom"
         self._tells_policy = chosen["policy"] == "manual"
         self._domain = domain.removesuffix("-told-at-once")

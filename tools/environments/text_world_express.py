@@ -90,13 +90,9 @@ class TextWorldExpress(JavaWorld):
         game: coin, cookingworld, twc, mapreader, arithmetic, sorting, simonsays or peckingorder.
         params: the game's parameters, over those of `DEFAULT_PARAMETERS`; changed ones are part of the environment's name.
         horizon: number of steps after which an episode ends.
-        live: number of games kept open between steps. All share one Java machine (140 MB with 10 games), except those of
-            sorting: of these at most 4 are kept, and each has its own machine.
     """
 
-    def __init__(
-        self, game: str = "coin", params: Mapping[str, int | str] | None = None, horizon: int = 50, live: int = 16
-    ) -> None:
+    def __init__(self, game: str = "coin", params: Mapping[str, int | str] | None = None, horizon: int = 50) -> None:
         if game not in DEFAULT_PARAMETERS:
             raise UserError(f"twx: no game {game!r}; there are {', '.join(GAMES)}")
         chosen = {key: str(value) for key, value in (params or {}).items()}
@@ -107,12 +103,13 @@ class TextWorldExpress(JavaWorld):
         name = f"twx:{game}" + ("?" if changed else "") + ",".join(f"{k}={v}" for k, v in sorted(changed.items()))
         self._settings = ",".join(f"{key}={value}" for key, value in sorted(self.params.items()))
         # The package keeps parts of a sorting game in static variables: two in one Java machine take each other's objects
-        # (17 of 24 interleaved random episodes went wrong; none of 24 in each of the seven other games).
+        # (17 of 24 interleaved random episodes went wrong; none of 24 in each of the seven other games). The others share a
+        # machine, which takes 140 MB with 10 games.
         is_alone = game == "sorting"
         super().__init__(
             name,
             horizon,
-            min(live, 4) if is_alone else live,
+            4 if is_alone else 16,
             constants="textworld_express.constants",
             install=INSTALL,
             is_shared=not is_alone,

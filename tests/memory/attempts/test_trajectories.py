@@ -253,18 +253,6 @@ def test_order_of_asking_storing_twice_and_reopening_change_nothing(world, state
     assert len(memory) == len(fresh) == len(again)
 
 
-@settings(max_examples=40, deadline=None)
-@given(worlds(), st.sampled_from(STATES), questions, st.integers(0, 6))
-def test_a_fork_finds_what_the_first_run_found(world, state, question, episode):
-    """Asked with `before`, a memory that knows the run's later episodes answers as it did when it did not."""
-    bank, own = world
-    own = sorted((t for t in own if t.run == "a"), key=lambda t: t.episode)
-    question = {**question, "before": ("a", episode)}
-    key = structured_key(Task("asked", GOALS[0]), (), state)
-    then = filled([t for t in own if t.episode < episode], bank=bank)
-    assert filled(own, bank=bank).search(key, **question) == then.search(key, **question)
-
-
 # the choices one by one
 
 
@@ -344,7 +332,6 @@ def test_a_memory_of_first_steps():
 def test_the_return_to_go_is_what_was_still_earned():
     trajectory = attempt(("a", "go", 1.0), ("b", "go", 2.0), ("c", "go", 4.0))
     assert [return_to_go(trajectory, step) for step in range(3)] == [7.0, 6.0, 4.0]
-    assert return_to_go(trajectory, 0, 0.5) == 3.0  # 1 + 1 + 1
     missing = attempt(("a", "go", 1.0), ("b", "go", None), ("c", "go", 4.0))
     assert [return_to_go(missing, step) for step in range(3)] == [None, None, 4.0]
     with pytest.raises(BadMemory, match="'a/0' has 3 steps, asked for step 3"):

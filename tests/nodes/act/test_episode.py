@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from learngraph.memory.records import Observation, Task, Trajectory, Transition
+from learngraph.memory.records import Observation, Task, Trajectory
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.record_store import from_json, to_json
 from learngraph.nodes.act.episode import Act, Begin, build_trajectory, replay_actions
@@ -64,17 +64,3 @@ def test_a_finished_attempt_keeps_the_texts_and_the_last_one() -> None:
     replayed = replay_actions(Postcard(), TASK, ("read", "say Ada"), "gold")
     assert [step.observation for step in replayed.transitions] == [step.observation for step in made.transitions]
     assert replayed.last_observation == TEXTS[2]
-
-
-def test_journals_and_trajectories_without_observations_are_read(tmp_path: Path) -> None:
-    """Files of earlier versions. A step that is written again, now with its observation, keeps its id."""
-    path = tmp_path / "steps.jsonl"
-    old = Journal(path)
-    head = old.append("r/0/t", Transition("hall", "read", 0.0))
-    old.close()
-    journal = Journal(path)
-    assert journal.history(head) == (Transition("hall", "read", 0.0),)
-    assert journal.append("r/0/t", Transition("hall", "read", 0.0, TEXTS[0])) == head
-    stored = to_json(Trajectory("r/0", TASK, (Transition("hall", "read", 0.0),)))
-    del stored["last_observation"], stored["transitions"][0]["observation"]
-    assert from_json(Trajectory, stored).transitions[0].observation_text == "hall"

@@ -105,7 +105,7 @@ class LiveWorld(World):
         live: number of games kept open between steps.
     """
 
-    def __init__(self, name: str, horizon: int, live: int) -> None:
+    def __init__(self, name: str, horizon: int, live: int = 16) -> None:
         super().__init__(name, horizon)
         self._live = LiveGames(name, self._start, horizon, size=live, free_text=bool(getattr(self, "free_text", False)))
 
