@@ -187,7 +187,7 @@ class InvertedIndex(ABC):
             known: the query's tokens that some row has, rarest first.
             frequencies: the number of rows that contain each of them.
             size: |query|, with unknown tokens.
-            k, threshold, among: as for `JaccardIndex.search`.
+            k, threshold, among: as for `JaccardIndex.nearest`.
         """
         n = len(self)
         floor = threshold  # a lower bound of the k-th best similarity; it rises as rows are compared
@@ -319,9 +319,7 @@ class JaccardIndex(InvertedIndex):
             numbers = self._tokens[start : start + size]
             return row if size == len(tokens) and {self._ids.get(token) for token in tokens} == set(numbers) else None
 
-    def search(
-        self, tokens: Iterable[Hashable], k: int, threshold: float = 0.0, among: NDArray[np.bool_] | None = None
-    ) -> list[tuple[int, float]]:
+    def search(self, tokens: Iterable[Hashable], k: int, threshold: float = 0.0) -> list[tuple[int, float]]:
         """At most k rows with Jaccard similarity >= threshold as (row, similarity), best first, ties newest first.
 
         A row that shares no token with the query is never returned, not even at threshold 0.
@@ -330,18 +328,20 @@ class JaccardIndex(InvertedIndex):
             tokens: of the query.
             k: the greatest number of rows, at least 0.
             threshold: the least similarity, in [0, 1].
-            among: (rows,), False for each row to leave out, as if it had never been added; None leaves none out.
 
         Raises:
-            ValueError: k is negative, or `among` has another length.
+            ValueError: k is negative.
         """
         if k < 0:
             raise ValueError(f"cannot return {k} rows: k must be >= 0")
-        rows, similarities = self.nearest(tokens, k, threshold, among)
+        rows, similarities = self.nearest(tokens, k, threshold, None)
         return list(zip(rows.tolist(), similarities.tolist(), strict=True))
 
     def nearest(self, tokens: Iterable[Hashable], k: int, threshold: float, among: NDArray[np.bool_] | None) -> RankedRows:
-        """The result of `search` as two arrays, which is faster for many rows."""
+        """The result of `search` as two arrays, which is faster for many rows.
+
+        `among`: (rows,), False for each row to leave out, as if it had never been added; None leaves none out.
+        """
         query = set(tokens)
         with self._lock:
             if among is not None and len(among) != len(self._sizes):
