@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from killed_runs import Emptied
+from killed_runs import Emptied, play_past_deaths
 from langchain_core.messages import AIMessage, BaseMessage
-from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 from pydantic import Field
 from scripted_chat import SayingChat, counted
@@ -28,7 +27,6 @@ from learngraph.memory.records import Candidate, Lesson, Observation, Task, Traj
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.record_store import RecordStore, write_jsonl
 from learngraph.memory.storage.rows import Rows
-from learngraph.memory.storage.serializer import serializer
 from learngraph.nodes.act.episode import replay_actions
 from learngraph.nodes.act.policies import PromptView
 from learngraph.nodes.evaluate.judge import RuleJudge
@@ -67,6 +65,7 @@ class Chat(SayingChat):
 
     def say(self, messages: list[BaseMessage], **options: Any) -> AIMessage:
         if len(self.asked) == self.dies_at:
+            self.dies_at = -1
             raise RuntimeError("the process was killed")
         self.asked.append(list(messages))
         system, user = str(messages[0].text), str(messages[1].text)
@@ -310,8 +309,6 @@ def test_nothing_of_the_running_or_a_later_episode_is_seen() -> None:
 
 @pytest.mark.parametrize("dies_at", [4, 9])
 def test_killed_and_resumed_the_prompts_are_the_same(dies_at: int) -> None:
-    """What stays of the first process: checkpoints, journal, and the store with trajectories and lessons."""
-
     class Echo(Chat):
         """What it writes depends on what it is asked, not on how often."""
 
@@ -319,19 +316,16 @@ def test_killed_and_resumed_the_prompts_are_the_same(dies_at: int) -> None:
             self.written = [items(f"{random.Random(str(messages[1].text)).random():.3f}")]
             return super().say(messages, **options)
 
-    whole, first, second = Echo(), Echo(dies_at=dies_at), Echo()
+    whole, chat = Echo(), Echo(dies_at=dies_at)
     play(whole, 3, records=records(InMemoryStore()))
-    store, journal, saver = InMemoryStore(), Journal(), InMemorySaver(serde=serializer())
-    config: Any = {"configurable": {"thread_id": "t"}}
 
-    def process(chat: Chat, begin: Any) -> None:
-        made = MethodInputs.with_chat_model(TOY, journal, chat, history_steps=None, records=records(store))
-        run.build(merge_steps(reasoning_bank.build(made)), checkpointer=saver).invoke(begin, config)
+    def make(journal: Journal, records: Any) -> Any:
+        made = MethodInputs.with_chat_model(TOY, journal, chat, history_steps=None, records=records)
+        return merge_steps(reasoning_bank.build(made))
 
-    with pytest.raises(RuntimeError, match="killed"):
-        process(first, run.RunInput(task=TASK, run="r", episode=0, episodes=3))
-    process(second, None)
-    assert [*first.asked[:dies_at], *second.asked] == whole.asked
+    play_past_deaths(make, TASK, 3)
+    assert chat.dies_at == -1  # it died
+    assert chat.asked == whole.asked
 
 
 def test_lessons_lie_beside_the_trajectories_in_the_same_store() -> None:

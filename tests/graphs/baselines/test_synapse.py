@@ -10,8 +10,7 @@ import pytest
 from drawer import Drawer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from killed_runs import Emptied
-from langgraph.checkpoint.memory import InMemorySaver
+from killed_runs import Emptied, play_past_deaths
 
 from learngraph.graphs.baselines import react, synapse
 from learngraph.graphs.baselines.synapse import Synapse
@@ -23,7 +22,6 @@ from learngraph.memory.errors import UserError
 from learngraph.memory.records import Candidate, Precedent, Task, Trajectory, Transition
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.record_store import write_jsonl
-from learngraph.memory.storage.serializer import serializer
 from learngraph.nodes.act.episode import replay_actions
 from learngraph.nodes.act.policies import PromptView
 from learngraph.nodes.evaluate.judge import RuleJudge
@@ -37,7 +35,7 @@ WALKED = replay_actions(TOY, TASK, TOY.gold(TASK), run="gold")
 
 
 class Player:
-    """Notes what it is shown, and plays at random, or right from an episode on."""
+    """Notes what it is shown, and plays at random, or right from an episode on; may fail once at a step."""
 
     def __init__(self, right_from: int = 10_000, dies_at: tuple[int, int] = (-1, -1)) -> None:
         self.dies_at = dies_at
@@ -50,6 +48,7 @@ class Player:
             self.shown[episode, step] = seen(state)
             draw = random.Random(f"{episode}/{step}")
             if (episode, step) == self.dies_at:
+                self.dies_at = (-1, -1)
                 raise RuntimeError("the process was killed")
             right = TOY.gold(state["task"])[step] if episode >= self.right_from else None
             return {"candidates": [Candidate(right or draw.choice(state["observation"].actions), 0.0)]}
@@ -138,22 +137,15 @@ def test_later_episodes_of_the_run_are_hidden() -> None:
 
 @pytest.mark.parametrize("dies_at", [(0, 3), (1, 0), (1, 5)])
 def test_killed_and_resumed_the_prompts_are_the_same(dies_at: tuple[int, int]) -> None:
-    """What stays of the first process: checkpoints, journal and store."""
-    whole, saver, drawer, journal = Player(right_from=0), InMemorySaver(serde=serializer()), Drawer(), Journal()
+    whole, player = Player(right_from=0), Player(right_from=0, dies_at=dies_at)
     play(whole, 3)
-    config: Any = {"configurable": {"thread_id": "t"}}
 
-    def process(player: Player, begin: Any) -> Any:
-        episode = merge_steps(synapse.build(MethodInputs(TOY, journal, player, records=drawer)))
-        return run.build(episode, checkpointer=saver).invoke(begin, config)
+    def make(journal: Journal, records: Any) -> Any:
+        return merge_steps(synapse.build(MethodInputs(TOY, journal, player, records=records)))
 
-    first, second = Player(right_from=0, dies_at=dies_at), Player(right_from=0)
-    with pytest.raises(RuntimeError, match="killed"):
-        process(first, run.RunInput(task=TASK, run="r", episode=0, episodes=3))
-    assert process(second, None)["scores"] == [10.0] * 3
-    assert {**first.shown, **second.shown} == whole.shown
-    assert dies_at in second.shown
-    assert (0, 0) not in second.shown
+    assert play_past_deaths(make, TASK, 3)["scores"] == [10.0] * 3
+    assert player.dies_at == (-1, -1)  # it died
+    assert player.shown == whole.shown
 
 
 def test_another_task_is_named(tmp_path: Path) -> None:
@@ -248,12 +240,3 @@ def test_a_bank_counts_by_the_environment_and_this_run_by_its_judge(tmp_path: Pa
 def test_settings_that_make_no_sense(wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"(?i)synapse: "):
         Synapse(**wrong)
-
-
-def test_a_bank_that_is_none(tmp_path: Path) -> None:
-    (tmp_path / "bank.jsonl").write_text("{}\n")
-    with pytest.raises(UserError, match=r"bank\.jsonl, line 1"):
-        synapse.build(MethodInputs(TOY, Journal()), Synapse(bank=str(tmp_path / "bank.jsonl")))
-    foreign = bank(tmp_path / "foreign.jsonl", replace(WALKED, domain="elsewhere"))
-    with pytest.raises(UserError, match="holds no trajectory of toy; it has those of elsewhere"):
-        synapse.build(MethodInputs(TOY, Journal()), Synapse(bank=foreign))

@@ -654,28 +654,6 @@ def test_an_outage_in_the_test_counts_for_nothing_and_is_played_again(
     assert results(here / "out") == results(here / "whole")
 
 
-@pytest.mark.slow
-def test_an_outage_while_learning_ends_the_run_and_the_same_command_goes_on_when_it_is_over(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert run(f"{SMALL} --seeds 1", "whole", compare=ARMS[:1]) == 0
-    observe = KeywordKeep.observe
-
-    def refused(self: KeywordKeep, task: Any, actions: Sequence[str]) -> Any:
-        if len(actions) == 2:
-            raise UserError("the server cannot be reached")
-        return observe(self, task, actions)
-
-    monkeypatch.setattr(KeywordKeep, "observe", refused)
-    for _ in range(2):
-        assert run(f"{SMALL} --seeds 1", compare=ARMS[:1]) == 2
-        assert "for one reason: the server cannot be reached" in capsys.readouterr().err
-        forget()
-    monkeypatch.setattr(KeywordKeep, "observe", observe)
-    assert run(f"{SMALL} --seeds 1", compare=ARMS[:1]) == 0
-    assert results(here / "out") == results(here / "whole")
-
-
 def test_what_the_agent_does_itself_is_no_outage() -> None:
     def failed(error: object) -> Rollout:
         return Rollout("s0/test/t/0", Task("t", "go"), 0, None, error=str(error))
