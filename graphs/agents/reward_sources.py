@@ -2,7 +2,7 @@
 
 A source is called with the messages of a conversation, and says
 
-- a number, or true or false;
+- a number; or true for a full success, false for a failure;
 - a pair (number, words);
 - a mapping with `score` and perhaps `comment`, as evaluators of openevals return it;
 - None: it cannot tell. A missing reward is not 0.
@@ -54,14 +54,14 @@ class RewardScale:
         return 1.0
 
     def read(self, value: Any) -> float:
-        """A reward of the app on our scale.
+        """A reward of the app on our scale. True is a full success, False a failure, whatever the range.
 
         Raises:
             UserError: it is no number, or lies outside the range.
         """
         low, high = (-1.0, 1.0) if self.range is None else self.range
-        if isinstance(value, bool) and self.range is not None:
-            raise UserError(f"a reward is a number from {low:g} to {high:g}, got {value}: say which number a thumb is")
+        if isinstance(value, bool):
+            return self.most if value else self.least
         number = finite_reward(value)
         if not low <= number <= high:
             remedy = "; where rewards have another scale, say reward_range=(least, greatest)" if self.range is None else ""
@@ -70,7 +70,7 @@ class RewardScale:
 
 
 def read_reward(source: RewardSource, said: Any) -> tuple[float, str] | None:
-    """The reward in an answer of a source and its words; None if it cannot tell.
+    """The reward in an answer of a source, a number or a boolean, and its words; None if it cannot tell.
 
     Args:
         source: the source, for the error's sake.
@@ -88,7 +88,7 @@ def read_reward(source: RewardSource, said: Any) -> tuple[float, str] | None:
     if found is None:
         return None
     try:
-        return finite_reward(found), text
+        return found if isinstance(found, bool) else finite_reward(found), text
     except UserError as error:
         raise UserError(
             f"asked {describe_source(source)} for a finite number, a pair (number, words), a mapping with score, or None; got {said!r}"

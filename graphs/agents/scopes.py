@@ -287,7 +287,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
 
         Args:
             thread_id: the thread's id, as in the agent's config. Not given: that of the run, or the only thread of the scope.
-            reward: a number from -1 to 1, or within `reward_range`.
+            reward: a number from -1 to 1, or within `reward_range`; or of a thumb True, a full success, or False, a failure.
             text: the same in words; methods that read words use them. Empty: the words said before are deleted.
             run_id: id of the run that ended the turn; the thread's last turn if not given.
             message_id: id of one of the agent's messages: its turn alone is rated, such as one branch of `Send`.

@@ -58,13 +58,14 @@ class RewardKey:
             raise ValueError(f"it has feedback for {', '.join(keys)}: say which is the reward, --feedback-key {keys[0]}")
         found = [one for one in scores if not self.key or one.key == self.key]
         rewards = [self._number(one) for one in found if one.value is not None]
-        return (sum(rewards) / len(rewards) if rewards else None), "\n".join(one.comment for one in found if one.comment)
+        mean = rewards[0] if len(rewards) == 1 else sum(rewards) / len(rewards) if rewards else None  # a boolean stays one
+        return mean, "\n".join(one.comment for one in found if one.comment)
 
     def _number(self, score: Score) -> float:
         value: Any = self.values.get(str(score.value), score.value)
         if not isinstance(value, bool | int | float) or not math.isfinite(value):
             raise ValueError(f"its {score.key} is {score.value!r}: say what that is worth, --feedback-values {score.value}=1")
-        return float(value)
+        return value
 
 
 @dataclass(frozen=True)

@@ -91,11 +91,19 @@ def test_stars_lie_between_minus_one_and_one() -> None:
         learner.feedback(f"t{n}", reward=stars, tenant="acme")
     ratings = [one["ratings"][0]["reward"] for one in learner.export(tenant="acme")]
     assert ratings == [-1.0, -0.5, 0.0, 0.5, 1.0]
-    with pytest.raises(UserError, match="a reward is a number from 1 to 5, got True: say which number a thumb is"):
-        learner.feedback("t0", reward=True, tenant="acme")
     with pytest.raises(UserError, match="feedback has a source, such as 'user'; got ''"):
         learner.feedback("t0", reward=3, source="", tenant="acme")
     assert learner.rank(["t0", "t1"], tenant="acme") == {"t0": 5.0, "t1": 1.0}
+
+
+@pytest.mark.parametrize(("scale", "least"), [((1, 5), -1.0), (None, 0.0)])
+@pytest.mark.parametrize("is_up", [True, False])
+def test_a_thumb_is_the_greatest_reward_or_that_of_a_failure_whoever_gives_it(is_up: bool, scale: Any, least: float) -> None:
+    agent, learner, _ = make("synapse", reward_range=scale, reward=lambda messages: {"score": is_up})
+    for thread in ("judged", "rated"):
+        agent.invoke({"messages": desk.ticket(0)[0]}, config(thread))
+    learner.feedback("rated", reward=is_up, tenant="acme")
+    assert [one["ratings"][0]["reward"] for one in learner.export(tenant="acme")] == [1.0 if is_up else least] * 2
 
 
 @pytest.mark.parametrize("awaited", [False, True])

@@ -200,7 +200,7 @@ def test_imported_conversations_are_held_rated_and_screened_as_those_of_the_agen
     assert report.left_out == {"feedback of source 'import langfuse' is not taken: raters are user": 3}
     assert kept(learner)["t3"]["turns"][0]["steps"][0]["action"].startswith("send_money")
     learner = SynapseMiddleware(InMemoryStore(), hold=True, user="user_id", reward_range=(1, 5))
-    report = learner.import_conversations(of_file("langfuse", RewardKey(values={"good": 5.0})), tenant="acme")
+    report = learner.import_conversations(of_file("langfuse", RewardKey(values={"good": 5.0, "False": 0.0})), tenant="acme")
     assert report.learned == 0
     assert report.left_out == {"a reward is a number from 1 to 5, got 0": 1}
     assert [*learner.quarantine_reasons(tenant="acme")] == ["t1", "t3"]
@@ -208,6 +208,12 @@ def test_imported_conversations_are_held_rated_and_screened_as_those_of_the_agen
     assert [(one.score, one.user) for one in learner._conversations({"tenant": "acme"}).trajectories.all()] == [
         (1.0, "user_id=ann")
     ]
+
+
+def test_a_thumb_of_a_trace_is_the_best_or_the_worst_of_stars() -> None:
+    learner = SynapseMiddleware(InMemoryStore(), reward_range=(1, 5))
+    learner.import_conversations(of_file("langfuse", RewardKey(values={"good": 3.0})), tenant="acme")
+    assert [one["ratings"][0]["reward"] for one in kept(learner).values() if one["ratings"]] == [1.0, -1.0, 0.0]
 
 
 def test_what_an_unguarded_learner_exports_loses_the_words_of_tools(tmp_path: Path) -> None:
