@@ -190,19 +190,20 @@ class AgentIdentity:
                 last = "user" if isinstance(one, HumanMessage) else "agent" if is_reply and self._may_be_own(one) else last
         return kept
 
-    def read_tools(self, tools: Sequence[Any]) -> None:
-        """Compare the tools of an agent without a name with those of the agents that have used this memory before.
+    def read_tools(self, tools: Sequence[Any]) -> bool:
+        """Compare the tools of an agent without a name with those of the agents that have used this memory before; returns True if one of
+        them is new to this process.
 
         Raises:
             ScopeError: they are other tools, so this is another agent.
         """
         named = {getattr(tool, "name", None) or tool_schema(tool)["name"]: tool for tool in tools}
-        for name in named.keys() - self.listed.keys():
+        for name in (new := named.keys() - self.listed.keys()):
             schemas = tool_schema(named[name]).get("parameters", {}).get("properties", {})
             self.listed[name] = frozenset(one for one, schema in schemas.items() if listed_values(schema) is not None)
         names = set(named)
         if self._given or self._of_run != DEFAULT_NAME or (names <= self._tools and self._tools):
-            return
+            return bool(new)
         item = self.store.get((ROOT, DEFAULT_NAME), "tools")
         known = set(item.value["names"]) if item else names
         fewer = min(len(known), len(names))
@@ -214,6 +215,7 @@ class AgentIdentity:
         self._tools |= names | known
         if item is None or self._tools != known:
             self.store.put((ROOT, DEFAULT_NAME), "tools", {"names": sorted(self._tools)}, index=False)
+        return bool(new)
 
     def note_instructions(self, node: str, told: str) -> None:
         """Say once in the log that another agent without a name, a node of a graph with other instructions, works with this memory.

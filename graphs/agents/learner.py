@@ -345,7 +345,9 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             if traced.is_on:
                 traced.set(memory_names(place.scope, place.thread))
                 traced.set_texts("gen_ai.memory.query.text", str(request.messages[last_user_message(request.messages)].text))
-            self.agent.read_tools(request.tools)
+            if self.agent.read_tools(request.tools):
+                for sentence in self._unknown_tools():
+                    LOG.warning("%s: %s", self.method, sentence)
             told = str(request.system_message.text) if request.system_message else ""
             self.agent.note_instructions(str((get_config().get("metadata") or {}).get("langgraph_node", "")), told)
             if self.read_tools(request.tools):

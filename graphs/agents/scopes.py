@@ -404,14 +404,18 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
                 continue
             where, own = f"in {len(ids)} of {plural(rated, 'rated conversation')}", f"Screen(trusted_tools=({tool!r},))"
             notes += (f"the words of {tool} are not kept {where}; if they are the app's own, {own} keeps them",)
-        lists = {"unlearned_tools": self.screen.unlearned_tools, "trusted_tools": self.screen.trusted_tools, **self.tool_lists}
-        for option, names in lists.items() if self.agent.listed else ():  # an agent's first call says what its tools are
-            notes += (*unknown_tools(option, names, self.agent.listed),)
+        notes += (*self._unknown_tools(),)
         remedy = self.remedy + (", or similarity=, by meaning" if hasattr(self, "similarity") else "")
         about: Any = {"needs": self.needs, "remedy": remedy, "notes": notes, "quarantined": len(kept), "held": sum(kept)}
         about["idle"] = 0 if rated else sum(bool(one.ratings) for one in memory.conversations.feedback.all()) - sum(kept)
         counts = memory.consulted, memory.recalled, memory.unshown, memory.early, 2 * memory.guarded > memory.alike
         return LearnerStatus(self.method, rated, *counts, nearest=memory.nearest, **about)
+
+    def _unknown_tools(self) -> list[str]:
+        """Sentences about names in options that are none of the agent's tools, once a call of its model has shown what these are."""
+        lists = {"unlearned_tools": self.screen.unlearned_tools, "trusted_tools": self.screen.trusted_tools, **self.tool_lists}
+        named = lists.items() if self.agent.listed else ()
+        return [said for option, names in named for said in unknown_tools(option, names, self.agent.listed)]
 
     def learn(self, **scope: ScopeValue) -> LearnerStatus:
         """Learn at once what was rated, also in other processes; returns the status then. Where a critic writes the memory, it studies."""

@@ -146,12 +146,23 @@ def test_a_user_is_forgotten_by_agents_that_name_him_in_their_scope_or_beside_it
     assert sorted((one.namespace[1], one.key) for one in kept) == [("boss", "t1"), ("clerk", "t1"), ("scout", "t1")]
 
 
-def test_names_of_tools_that_the_agent_has_not_are_said() -> None:
+MIDDLEWARES = [ICRLMiddleware, JitRLMiddleware, ReasoningBankMiddleware, TrainingFreeGRPOMiddleware, FeedbackMiddleware]
+
+
+@pytest.mark.parametrize("cls", [*MIDDLEWARES, ScopeOptions, LearnerOptions, CriticOptions, Screen])
+def test_help_says_of_every_option_what_it_means(cls: Any) -> None:
+    text, names = inspect.getdoc(cls) or "", getattr(cls, "__optional_keys__", None) or arguments_of(cls)
+    assert [name for name in names if len(re.findall(rf"^    {name}: \S", text, re.MULTILINE)) != (name != "self")] == []
+
+
+def test_names_of_tools_that_the_agent_has_not_are_said(caplog: pytest.LogCaptureFixture) -> None:
     screen = Screen(unlearned_tools=("lookup_ordr",), trusted_tools=("lookup_order", "policies"))
     agent, learner = make(InMemoryStore(), screen=screen, reviews=["resolv", "resolve"])
     assert "no such tool" not in str(learner.status(tenant="acme")), "they are not known yet"
-    ask(agent, "a")
+    for thread in ("a", "b"):
+        ask(agent, thread)
     said = [one for one in learner.status(tenant="acme").notes if "the agent has no such tool" in one]
+    assert [one for one in caplog.messages if "no such tool" in one] == [f"{learner.method}: {one}" for one in said]
     assert [one.split()[:3] for one in said] == [
         ["unlearned_tools", "names", "lookup_ordr,"],
         ["trusted_tools", "names", "policies,"],
