@@ -15,6 +15,7 @@ else fails.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -277,8 +278,19 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
             lessons=sum(bool(one.note) + sum(bool(lesson.text) for lesson in one.lessons) for one in written),
             unreadable=tuple(one.error for one in studied if one.error),
             failure=index.failure if index.waiting else "",
-            when=LearnerStatus.when if self.study == "background" else "learn() has them studied",
+            when=self._when(index),
         )
+
+    def _when(self, index: StudyIndex[Content]) -> str:
+        """The words about what waits: who studies it, and when."""
+        if index.studying.locked():
+            return "the critic is being asked now"
+        if self.study == "job":
+            return "learn() has them studied"
+        if not index.failure:
+            return LearnerStatus.when
+        pause = f", in {math.ceil(left)} seconds at the earliest," if (left := index.pause.seconds_left) else ""
+        return f"the next feedback or model call{pause} has it asked again, and learn() at once"
 
     def _study_soon(self, scope: tuple[str, ...]) -> None:
         """Have the conversations of a scope that wait studied soon."""

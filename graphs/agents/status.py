@@ -40,7 +40,7 @@ class LearnerStatus:
     waiting: int = 0
     """Conversations with feedback that a critic has not studied yet."""
     when: str = "the agent's process studies them soon, and learn() at once"
-    """Who studies them."""
+    """Who studies them, and when."""
     lessons: int = 0
     """Lessons or notes that came of it and hold now."""
     alike: int = 0
@@ -78,7 +78,8 @@ class LearnerStatus:
             feedback = f", {self.held} of them with feedback" if self.held else ""
             found.append(f"nothing is learned from {plural(self.quarantined, 'conversation')}{feedback}: {say_why}")
         if self.failure:
-            found.append(f"the critic could not be asked, with {plural(self.waiting, 'conversation')} waiting: {self.failure}")
+            waits = f"with {plural(self.waiting, 'conversation')} waiting"
+            found.append(f"the critic could not be asked, {waits}: {self.failure}; {self.when}")
         elif self.waiting and not self.studied:
             found.append(f"waiting for the critic: {self.waiting}; {self.when}")
         if self.unreadable:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -72,6 +73,24 @@ def test_a_critic_that_is_away_leaves_conversations_waiting(method: str, caplog:
     critic.away = False
     status = learner.learn(tenant="acme")
     assert (status.waiting, status.studied, status.failure) == (0, 4, "")
+
+
+def test_status_says_that_a_critic_is_being_asked_and_when_one_that_failed_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, learner, asked, free = make_held("reflexion", study="background")
+    assert asked.wait(60)
+    assert learner.status(tenant="acme").problems == ("waiting for the critic: 4; the critic is being asked now",)
+    free.set()
+    learner.close()
+    agent, learner, _ = make("reflexion", critic=AwayModel(), study="background")
+    monkeypatch.setattr(learner._worker, "ask", lambda scope: None)
+    agent.invoke({"messages": desk.ticket(0)[0]}, learning_agents.config("t0"))
+    learner.feedback("t0", reward=0.0, tenant="acme")
+    for pause in ("", r", in \d+ seconds at the earliest,"):
+        learner.learn(tenant="acme")
+        (said,) = learner.status(tenant="acme").problems
+        assert re.search(f"away; the next feedback or model call{pause} has it asked again, and learn\\(\\) at once$", said)
 
 
 @methods
