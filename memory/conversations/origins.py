@@ -59,8 +59,12 @@ _ORDER = re.compile(
 """An order: a verb at the beginning of a sentence, and what it is to be done to."""
 _ADVERB = re.compile(r"(?:please|kindly|always|never|then|now|just|simply|instead)\s", re.IGNORECASE)
 """What an order begins with, and no name of a field."""
-_TO_CALL = r"\b(?:call|use|invoke|run|execute)\s+(?:the\s+)?(?:tool\s+|function\s+)?[`'\"]?{0}\b|\b{0}(?:\s*\(|[`'\"]?\s+(?:tool|function)\b)"
-"""An order to call the tool of a name: `call escalate`, `use the escalate tool`, `escalate(...)`."""
+_TO_CALL = (
+    r"\b(?:call|use|invoke|run|execute|rufe?|nutze|benutze|verwende|llama|usa|utiliza|appelle[rz]?|utilise[rz]?|chiama)\s+"
+    r"(?:the\s+|das\s+|die\s+|a\s+|la\s+|l['’])?(?:tool\s+|function\s+|werkzeug\s+|funktion\s+|herramienta\s+|outil\s+)?[`'\"]?{0}\b"
+    r"|\b{0}(?:\s*\(|[`'\"]?\s+(?:tool|function)\b)"
+)
+"""An order to call the tool of a name, in five languages: `call escalate`, `rufe escalate auf`, `use the escalate tool`, `escalate(...)`."""
 _UNSEEN = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff\U000e0000-\U000e007f]")
 """Characters that nobody sees, and that split words."""
 _FIELD = re.compile(r"\b([A-Za-z_]\w{0,24})[\"']?\s*[=:](?!/)")
