@@ -1,9 +1,10 @@
 """A check of what a class is made with, or a function is given: a misspelt name, or a value of another kind or size, is a sentence."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, wraps
-from inspect import signature
+from inspect import cleandoc, signature
 from math import isfinite
 from numbers import Integral, Real
 from pathlib import Path
@@ -123,6 +124,24 @@ def arguments_of(cls: Any) -> dict[str, Any]:
             hint = hints.get(name, Any)
             found |= get_type_hints(get_args(hint)[0], include_extras=True) if get_origin(hint) is Unpack else {name: hint}
     return found
+
+
+def list_options(cls: Any, owners: Sequence[type]) -> None:
+    """Add to the docstring of a class, for `help`, what those of its owners say of arguments that it does not explain itself.
+
+    Args:
+        cls: the class, or a TypedDict of options: then of those in it.
+        owners: the classes with the options, the nearest first; foreign ones do not count.
+    """
+    found = dict[str, str]()
+    for one in (one for one in owners if one.__doc__ and one.__module__.startswith(PACKAGE)):
+        section = re.split(r"\n(?=\S)", cleandoc(one.__doc__ or "").partition("\nArgs:\n")[2])[0].rstrip()
+        for entry in re.split(r"\n(?=    \w)", section):
+            found.setdefault(entry.partition(":")[0].strip(), entry)
+    doc, wanted = cleandoc(cls.__doc__ or ""), getattr(cls, "__optional_keys__", found)
+    more = [entry for name, entry in found.items() if name in wanted and name != "options" and entry not in doc]
+    if doc and more:
+        cls.__doc__ = "\n".join([doc, "", "Options:", *more])
 
 
 def match_type(value: Any, hint: Any) -> tuple[bool, str]:

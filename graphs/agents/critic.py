@@ -30,7 +30,7 @@ from ...memory.conversations.turns import Rating
 from ...memory.errors import UserError, plural
 from ...memory.records import Trajectory
 from ...memory.telemetry import memory_names, span
-from ...nodes.arguments import Count
+from ...nodes.arguments import Count, list_options
 from ...nodes.ask import Ask, BadReply, is_refused_request
 from ...nodes.retrieve.user_share import within_share
 from .agent_card import agent_card
@@ -59,7 +59,7 @@ Study = Literal["background", "job"]
 
 
 class CriticOptions(LearnerOptions, total=False):
-    """Options that all middlewares with a critic take (`CriticMiddleware`)."""
+    """Options that all middlewares with a critic take."""
 
     study: Study
     window: Count | None
@@ -184,7 +184,7 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
     Args:
         store: any LangGraph store, a folder or a URL; None: the store of the agent's graph.
         critic: the chat model that writes; the agent's own if not given.
-        study: `background`: conversations are studied by a thread, soon after their feedback. `job`: only by `learn`.
+        study: `background`, the default: conversations are studied by a thread, soon after their feedback. `job`: only by `learn`.
         window: tokens that the critic can read at once; None: as its profile says, else 32,768.
         options: those of `LearningMiddleware`.
     """
@@ -389,3 +389,6 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
     def window_of(self, model: Any) -> int:
         """Tokens that a model can read at once: those given, else those of its profile."""
         return model_window(model) if self.window is None else self.window
+
+
+list_options(CriticOptions, CriticMiddleware.__mro__)

@@ -50,7 +50,7 @@ from ...memory.conversations.turns import Turn, newest_read, with_beginning
 from ...memory.errors import UserError, plural
 from ...memory.records import Task
 from ...memory.telemetry import Traced, memory_names, span
-from ...nodes.arguments import Count, check_value, checks_arguments
+from ...nodes.arguments import Count, check_value, checks_arguments, list_options
 from ...nodes.text import trim_middle
 from .agent_identity import DOMAIN
 from .consultation import (
@@ -82,7 +82,7 @@ MOST_GOAL_CHARS = 4_000
 
 
 class LearnerOptions(ScopeOptions, total=False):
-    """Options that all learning middlewares take (`LearningMiddleware`)."""
+    """Options that all learning middlewares take."""
 
     reward: RewardSource | None
     next_turn: RewardSource | None
@@ -97,11 +97,12 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
     Args:
         store: any LangGraph store, a folder or a URL; None: the store of the agent's graph.
         reward: a source of rewards for what has happened when a turn ends, since the one that it rated before (graphs/agents/reward_sources.py);
-            feedback that comes later holds. It may be awaited.
+            feedback that comes later holds. It may be awaited. Not given: only feedback rates.
         next_turn: a source that sees the user's next message as well, and rates the turn before it alone. It decides by a signal that the
-            user did not mean as feedback: `explain` shows what it decided.
-        reviews: whether a person's edit or rejection of a tool call (HumanInTheLoopMiddleware) is feedback on the turn by itself,
-            until somebody gives it a reward. Names of tools: so is a call of these that a person let pass, since he sees them all.
+            user did not mean as feedback: `explain` shows what it decided. Not given: no such signal counts.
+        reviews: True, the default: a person's edit or rejection of a tool call (HumanInTheLoopMiddleware) is feedback on the turn by
+            itself, until somebody gives it a reward. False: it is not. Names of tools: so is a call of these that a person let pass,
+            since he sees them all.
         place: advice is given when it changes (`turn`), or once a thread (given_advice.py). None: as suits the method.
         max_added_tokens: tokens of all advice that stands in a prompt, of all turns of its thread together, by an upper estimate; each
             model call sends them. What is worth least is left out first. None: as many as the method's own limits allow.
@@ -588,3 +589,6 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         if humans and is_summary(humans[-1]) and (known := self._memory(scope).conversations.turns_at_hand(str(thread))):
             turn = known[-1].id
         return Place(str(thread), scope, turn, len(humans) - 1, Task(task, goal), calls, user)
+
+
+list_options(LearnerOptions, LearningMiddleware.__mro__)

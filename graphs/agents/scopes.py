@@ -46,7 +46,7 @@ from ...memory.display import short
 from ...memory.errors import Unavailable, UserError, did_you_mean, plural
 from ...memory.records import Trajectory
 from ...memory.telemetry import memory_names, span
-from ...nodes.arguments import Amount, ArgumentCheck, Range, checks_arguments
+from ...nodes.arguments import Amount, ArgumentCheck, Range, checks_arguments, list_options
 from ...nodes.retrieve.user_share import are_enough, within_share
 from .agent_identity import AgentIdentity, unknown_tools
 from .erasure import erase_scope, find_scopes
@@ -168,7 +168,7 @@ class ScopeMemory(Generic[Index]):
 
 
 class ScopeOptions(TypedDict, total=False):
-    """Options of `ScopedLearner`."""
+    """Options of a learner."""
 
     name: str | None
     mode: Mode
@@ -195,29 +195,31 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             of the agent's graph, `create_agent(store=...)`.
         name: of the agent: the beginning of its namespace. Agents of one name share what they learn. Not given: the name of
             `create_agent(name=...)`, else `agent`.
-        mode: `guide`, `observe` or `off`.
+        mode: `guide`, the default, records and advises; `observe` records and gives no advice; `off` does neither.
         scope: names of values in a run's `context`, its `configurable` or its authenticated user that keep conversations apart, such as
             `("tenant", "user_id?")`. What was learned in one scope is never seen in another. A run without a value is an error,
-            unless the name has a question mark: then it belongs to those without one.
+            unless the name has a question mark: then it belongs to those without one. Not given: `("tenant?",)`.
         task: the messages -> an id of the kind of task. Methods that compare attempts at a task compare conversations of the same id. Not
             given: all conversations are attempts at the same.
-        state_key: the messages that were read -> the text by which states are compared.
+        state_key: the messages that were read -> the text by which states are compared. Not given: the user's first message and the last
+            turn, but for methods that say something else.
         reward_range: the least and the greatest reward that the app gives, such as (1, 5) for stars: they are kept as -1 and 1. Not
             given: rewards from -1 to 1 are kept as they are, and others are refused.
-        refresh_seconds: how old the knowledge of what other processes have learned may be.
-        screen: blackens secrets in what is kept, and finds texts of users and tools that read like instructions to the agent: their
-            conversations are quarantined (memory/conversations/screen.py). None: neither.
+        refresh_seconds: seconds after which a turn that begins looks for what other processes have learned; 1 if not given.
+        screen: blackens secrets in what is kept, and finds texts of users and tools that read like instructions to the agent
+            (`help(Screen)`, of memory/conversations/screen.py). Not given: `Screen()`. None: neither.
         hold: True: nothing is learned from a rated conversation before a person calls `release`. A function is given the
-            conversation, and says whether to hold it: a shadow evaluation, say.
+            conversation, and says whether to hold it: a shadow evaluation, say. Not given: nothing waits.
         raters: who may give feedback, by the `source` that the caller of `feedback` says; not given: anybody.
-        control: share of the threads, by a hash of their ids, that get no advice: `lift` says what it is worth.
-        holdout: probability with which a recalled item is withheld from a thread: the one with the fewest trials.
-        min_lift: an item whose lift is surely below this reward is shown no more; None: no item is retired. It needs `holdout`.
+        control: share of the threads in [0, 1], by a hash of their ids, that get no advice: `lift` says what it is worth. Not given: 0.
+        holdout: probability in [0, 1] with which a recalled item is withheld from a thread: the one with the fewest trials. Not given: 0.
+        min_lift: an item whose lift is surely below this reward is shown no more; None, as if not given: no item is retired. It needs
+            `holdout`.
         user: name of the value of a run that says who the user is, as of `scope`, such as `"user_id"`. Given, no user holds more than
             `max_user_share` of what memory shows to another one of his tenant, or of a comparison of conversations
             (nodes/retrieve/user_share.py). Conversations of which no user is known all count: imported ones, and those of runs
-            without the value of a name with a question mark.
-        max_user_share: that share, in (0, 1].
+            without the value of a name with a question mark. Not given: users are not told apart.
+        max_user_share: that share, in (0, 1]; .25 if not given.
 
     Raises:
         UserError: an argument is not what it may be.
@@ -230,6 +232,11 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
     remedy: ClassVar[str] = LearnerStatus.remedy
     tool_lists: Mapping[str, Sequence[str]] = {}
     """Further options that name tools of the agent, each with what it names."""
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        """Have `help` of a learner list all of its options."""
+        super().__init_subclass__(**given)
+        list_options(cls, cls.__mro__)
 
     def __init__(self, store: BaseStore | str | Path | None = None, **options: Unpack[ScopeOptions]) -> None:
         given: Any = options
@@ -882,6 +889,9 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         for row in (retired := memory.ledger.add(trials, partial(unrated_draws, memory.conversations))):
             LOG.warning("%s: retired %s", self.method, retirement(row))
         return None if retired else changed
+
+
+list_options(ScopeOptions, ScopedLearner.__mro__)
 
 
 def _arguments(method: Callable[..., Any] | None) -> list[str]:

@@ -70,20 +70,27 @@ class Suspicion(NamedTuple):
 
 @dataclass(frozen=True)
 class Screen:
-    """The screen at every write to a memory of conversations."""
+    """The screen at every write to a memory of conversations: `screen=Screen(pii=True)` of a learner.
+
+    Args:
+        redacts: True, the default: secrets (keys, tokens, passwords after their name, card numbers) become `[secret]`.
+        pii: True: e-mail addresses, IBANs, US social security numbers, and phone numbers with a country code or as 415-555-2671 become
+            `[private]`, and no national forms. Calls that have them as arguments are then remembered without them. By default False.
+        unlearned_tools: names of tools of which nothing is learned: neither that they were called, nor what they said. By default none.
+        finds_instructions: True, the default: long results of tools, and those with orders, are remembered without their words;
+            conversations in which a user gives the agent instructions are quarantined, and such words of feedback are left out.
+        trusted_tools: names of tools whose results are the app's own words, such as its policies: they are remembered as they are,
+            however long. By default none.
+
+    Raises:
+        UserError: an option is misspelt, or has a value of another kind.
+    """
 
     redacts: bool = True
-    """True: secrets are blackened."""
     pii: bool = False
-    """True: e-mail addresses, IBANs, US social security numbers, and phone numbers with a country code or as 415-555-2671 are blackened,
-    too, and no national forms. Calls that have them as arguments are then remembered without them."""
     unlearned_tools: tuple[str, ...] = ()
-    """Names of tools of which nothing is learned: neither that they were called, nor what they said."""
     finds_instructions: bool = True
-    """True: what tools say is remembered without its words (`steps`), and conversations in which a user gives the agent
-    instructions are quarantined."""
     trusted_tools: tuple[str, ...] = ()
-    """Names of tools whose results are the app's own words, such as its policies: they are remembered as they are."""
 
     def __new__(cls, *args: Any, **given: Any) -> Self:
         """Check the options' names; raises `UserError` where one is misspelt."""

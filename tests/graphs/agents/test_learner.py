@@ -1,9 +1,11 @@
 """What learning middlewares share: conversations are recorded, feedback comes when it comes, and nothing stops the agent."""
 
 import asyncio
+import inspect
 import json
 import logging
 import math
+import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -19,12 +21,15 @@ from langgraph.store.memory import InMemoryStore
 from learning_agents import config
 
 from learngraph.graphs.adamem import AdaMEM
+from learngraph.graphs.agents.claas import FeedbackMiddleware
+from learngraph.graphs.agents.critic import CriticOptions
 from learngraph.graphs.agents.icrl import ICRLMiddleware
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
-from learngraph.graphs.agents.learner import LearningMiddleware, PendingCall
+from learngraph.graphs.agents.learner import LearnerOptions, LearningMiddleware, PendingCall
 from learngraph.graphs.agents.reasoning_bank import ReasoningBankMiddleware
 from learngraph.graphs.agents.reflexion import ReflexionMiddleware
 from learngraph.graphs.agents.reward_sources import judge_source
+from learngraph.graphs.agents.scopes import ScopeOptions
 from learngraph.graphs.agents.synapse import SynapseMiddleware
 from learngraph.graphs.agents.training_free_grpo import TrainingFreeGRPOMiddleware
 from learngraph.graphs.baselines.reasoning_bank import ReasoningBank
@@ -32,6 +37,7 @@ from learngraph.graphs.baselines.reflexion import Reflexion
 from learngraph.graphs.jitrl import JitRL
 from learngraph.memory.conversations.screen import Screen
 from learngraph.memory.errors import Unavailable, UserError
+from learngraph.nodes.arguments import arguments_of
 
 
 def make(store: Any, model: Any = None, **options: Any) -> tuple[Any, Any]:
