@@ -95,8 +95,8 @@ class FeedbackMiddleware(LearningMiddleware[NoMemory]):
 
     def release(self, thread_id: ThreadId, **scope: ScopeValue) -> None:
         """As `ScopedLearner.release`, and send what was said of the thread."""
-        super().release(thread := str(thread_id), **scope)
-        kept = self._conversations(scope)
+        super().release(thread_id, **scope)
+        kept, thread = self._find_thread(thread_id, scope)
         for rating in kept.ratings(thread):
             self._send_rating(kept, thread, rating)
 

@@ -39,9 +39,14 @@ def erase_scope(store: BaseStore, labels: tuple[str, ...], user: str) -> int:
     threads = [one.id for one in kept.turns.all() if not user or one.user == user]
     if not threads:
         return 0
-    if groups := comparisons_with(kept, threads):
-        LibraryVersions(rows=StoredRows(store, (*labels, "library"))).erase([f"{group}/1" for group in groups])
+    erase_comparisons(store, labels, comparisons_with(kept, threads))
     return kept.forget(threads if user else None)
+
+
+def erase_comparisons(store: BaseStore, labels: tuple[str, ...], groups: Collection[str]) -> None:
+    """Take the lessons of comparisons with these names out of all versions of a scope's library."""
+    if groups:
+        LibraryVersions(rows=StoredRows(store, (*labels, "library"))).erase([f"{group}/1" for group in groups])
 
 
 def comparisons_with(kept: ConversationStore, threads: Collection[str] | None) -> set[str]:

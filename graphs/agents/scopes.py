@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
@@ -37,6 +37,7 @@ from ...memory.conversations.turns import (
     Conversation,
     Rating,
     finite_reward,
+    only_thread,
     others_wait,
     turns_left,
     turns_of_run,
@@ -49,11 +50,11 @@ from ...memory.telemetry import memory_names, span
 from ...nodes.arguments import Amount, ArgumentCheck, Range, checks_arguments, list_options
 from ...nodes.retrieve.user_share import are_enough, within_share
 from .agent_identity import AgentIdentity, unknown_tools
-from .erasure import erase_scope, find_scopes
+from .erasure import comparisons_with, erase_comparisons, erase_scope, find_scopes
 from .intake import Admitted, ImportReport, Intake, days_before, write_lift
 from .lift import Lift, TrialLedger, TrialPlan, TrialShare, measure_lift, retirement, unrated_draws
 from .reward_sources import RewardScale, RewardSource, rating_text
-from .scope_values import ROOT, AgentScope, ScopeValue, ThreadId, scope_of
+from .scope_values import ROOT, AgentScope, ScopeError, ScopeValue, ThreadId, scope_of
 from .status import LearnerStatus
 
 if TYPE_CHECKING:
@@ -299,22 +300,24 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             run_id: id of the run that ended the turn; the thread's last turn if not given.
             message_id: id of one of the agent's messages: its turn alone is rated, such as one branch of `Send`.
             source: who decided.
-            scope: the values of the scope, as in the agent's runs: `tenant="acme"`.
+            scope: the values of the scope, as in the agent's runs: `tenant="acme"`; where `user=` names a value, that as well: then a
+                thread of another user is an error.
 
         Raises:
             UserError: the thread, the run or the message is unknown or not given and there are several, the reward is out of range, neither reward
                 nor text is given, or the source is none of `raters`.
             Unavailable: the store does not answer. Given again later, the rating counts once.
         """
-        labels, run = self._labels(scope, self.feedback), None if run_id is None else str(run_id)
-        if reward is None and text is None:
-            raise UserError("feedback: give a reward, a text, or both; retract(thread_id) deletes a rating")
-        kept, asked = self._memory(labels).conversations, {"run_id": run, "message_id": message_id}
+        asked = {"run_id": None if run_id is None else str(run_id), "message_id": message_id}
         try:
-            thread = kept.find_thread(run, message_id) if thread_id is None else str(thread_id)
-            return self._take_rating(labels, thread, reward, text, source, datetime.now(UTC).isoformat(), **asked)
+            kept, thread = self._find_thread(thread_id, scope, self.feedback, **asked)
+            if reward is None and text is None:
+                raise UserError("feedback: give a reward, a text, or both; retract(thread_id) deletes a rating")
+            return self._take_rating(kept.scope, thread, reward, text, source, datetime.now(UTC).isoformat(), **asked)
         except Unavailable as away:
             raise Unavailable(f"feedback was not kept: {away}; give it again, also if it was: it counts once") from away
+        except ScopeError:
+            raise
         except UserError as error:
             raise UserError(f"{error}{self._names_meant(scope)}") from error
 
@@ -349,13 +352,12 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         Raises:
             UserError: the thread or the run is unknown, or the turn has no rating of this source.
         """
-        labels, run = self._labels(scope, self.retract), None if run_id is None else str(run_id)
+        kept, thread = self._find_thread(thread_id, scope, self.retract)
         self.check_source(source)
-        return self.retract_in(labels, str(thread_id), run_id=run, message_id=message_id, source=source)
-
-    def retract_in(self, labels: tuple[str, ...], thread: str, **asked: Any) -> Rating:
-        """As `retract`, in the scope with these labels."""
-        return self._memory(labels).conversations.retract(thread, **asked)
+        groups, run = comparisons_with(kept, [thread]), None if run_id is None else str(run_id)
+        gone = kept.retract(thread, run_id=run, message_id=message_id, source=source)
+        self.erase_lessons(kept.scope, groups)
+        return gone
 
     def check_source(self, source: str) -> None:
         """Raise `UserError` if feedback of a source is not taken, since it has no name, or is none of `raters`."""
@@ -458,13 +460,19 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         Raises:
             UserError: nothing of the thread is recorded.
         """
-        self.conversation(thread_id, **scope)
-        self.keep_out(self._labels(scope), str(thread_id), reason)
+        kept, thread = self._find_thread(thread_id, scope, self.quarantine)
+        self.keep_out(kept.scope, kept.conversation(thread).id, reason)
 
     def keep_out(self, labels: tuple[str, ...], thread: str, reason: str, digest: str = "") -> None:
         """As `quarantine`, in the scope with these labels; `digest` as of `ConversationStore.quarantine`."""
-        if self._memory(labels).conversations.quarantine(thread, reason, digest):
+        groups = comparisons_with(kept := self._memory(labels).conversations, [thread])
+        if kept.quarantine(thread, reason, digest):
+            self.erase_lessons(labels, groups)
             LOG.warning("%s: nothing is learned from conversation %s: %s", self.method, thread, clean_text(reason))
+
+    def erase_lessons(self, labels: tuple[str, ...], groups: Collection[str]) -> None:
+        """Take the lessons of these comparisons out of the library of a scope: another learner of this agent may write one."""
+        erase_comparisons(self.agent.store, labels, groups)
 
     def quarantine_reasons(self, **scope: ScopeValue) -> dict[str, str]:
         """The threads of a scope that nothing is learned from, each with its reason."""
@@ -477,7 +485,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         Raises:
             UserError: it is not quarantined.
         """
-        self._conversations(scope).release(str(thread_id))
+        kept, thread = self._find_thread(thread_id, scope)
+        kept.release(thread)
 
     @checks_arguments
     def rank(self, threads: Sequence[ThreadId], **scope: ScopeValue) -> dict[str, float]:
@@ -502,7 +511,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
     @checks_arguments
     def conversation(self, thread_id: ThreadId, **scope: ScopeValue) -> Conversation:
         """The recorded turns of a thread, with what the method did in each."""
-        return self._conversations(scope).conversation(str(thread_id))
+        kept, thread = self._find_thread(thread_id, scope)
+        return kept.conversation(thread)
 
     @checks_arguments
     def import_trajectories(self, path: Path | str, **scope: ScopeValue) -> int:
@@ -567,9 +577,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
     @checks_arguments
     def explain(self, thread_id: ThreadId, **scope: ScopeValue) -> str:
         """An account of a thread in words: what was recalled, added and chosen in each turn; long texts are cut."""
-        lines, conversations = list[str](), self._conversations(scope)
-        ratings, kept_out = conversations.ratings(str(thread_id)), conversations.quarantines.get(str(thread_id))
-        talk = self.conversation(thread_id, **scope)
+        kept, thread = self._find_thread(thread_id, scope)
+        lines, talk, ratings = list[str](), kept.conversation(thread), kept.ratings(thread)
         gone, about = {turn.id for turn in turns_left(talk)}, [*zip(ratings, turns_rated(talk, ratings), strict=True)]
         numbered = {turn.id: number for number, turn in enumerate(talk.turns, 1)}
         for turn in talk.turns:
@@ -586,7 +595,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
                     others = f" (of turns {', '.join(map(str, numbers))})" if numbers != [number] else ""
                     unlearned = "" if any(one.steps for one in rated) else ": nothing is learned, since the agent did nothing"
                     lines.append(f"  {rating_text(rating)}{others}{unlearned}")
-        if kept_out is not None and not kept_out.released:
+        if (kept_out := kept.quarantines.get(thread)) is not None and not kept_out.released:
             lines.append(f"nothing is learned from it: {kept_out.reason}; release({thread_id!r}) lets it in")
         return "\n".join(short(line, MOST_LINE_CHARS) for line in lines)
 
@@ -610,7 +619,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
     ) -> int:
         """Delete what is kept of these threads, or of all of the scope; returns the number of conversations deleted.
 
-        Where nothing is kept of all of a scope, the log says so, with the most similar value of those that are.
+        What is gone already is no error, so that a job may call it again, or for each learner of an agent. Where nothing is kept of a
+        thread, or of all of a scope, the log says so, with the most similar one of those that are.
 
         Args:
             threads: ids of the threads.
@@ -621,14 +631,15 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
                 `user="user_id"`, which is no part of the scope, `user_id="ann"` are her conversations.
 
         Raises:
-            UserError: `threads` is None or a text, nothing of one of the threads is kept, or every agent is to forget threads or
-                without a value; then nothing is deleted.
+            UserError: `threads` is None or a text, one of the threads is another user's, or every agent is to forget threads or without
+                a value; then nothing is deleted.
         """
         if every_agent and (threads != "all" or not scope):
             raise UserError("every_agent=True forgets all that has some values: give these, such as tenant=..., and no threads")
-        if threads != "all":
-            return self.forget_in(self._labels(scope, self.forget), list(map(str, threads)))
         own, user = self._split_user(scope)
+        if threads != "all":
+            named = [self._find_thread(one, scope, self.forget)[1] for one in threads]
+            return self.forget_in(self._labels(own, self.forget), named)
         count = 0
         for labels in self._reached(own, self.forget):
             hers = [one.id for one in self._memory(labels).conversations.turns.all() if one.user == user] if user else None
@@ -647,12 +658,14 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
     def _names_meant(self, scope: Mapping[str, ScopeValue]) -> str:
         """The values of a scope that are most like those for which nothing is recorded, as a question; empty if there are none."""
         known = [scope_of(one)["scope"] for one in self._recorded({})]
-        values = [(name, {str(one[name]) for one in known if one[name]}) for name in scope]
+        values = [(name, {str(one[name]) for one in known if one[name]}) for name in scope if name in self.scope.names]
         return "".join(did_you_mean(str(scope[name]), there) for name, there in values if str(scope[name]) not in there)
 
     def forget_in(self, labels: tuple[str, ...], threads: Sequence[str] | None) -> int:
         """As `forget`, in the scope with these labels."""
-        return self._memory(labels).conversations.forget(threads)
+        kept = self._memory(labels).conversations
+        self.erase_lessons(labels, comparisons_with(kept, threads))  # first: what names the comparisons is forgotten then
+        return kept.forget(threads)
 
     def export(self, **scope: ScopeValue) -> Iterator[dict[str, Any]]:
         """All that is kept of a scope, one plain object per conversation, with its agent and the values of its scope; the last names may
@@ -729,6 +742,34 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         user = "".join(self.user.labels({name: scope[name] for name in beside})) if beside else ""
         return {name: value for name, value in scope.items() if name not in beside}, user
 
+    def _find_thread(
+        self, thread: ThreadId | None, scope: Mapping[str, Any], method: Callable[..., Any] | None = None, **asked: str | None
+    ) -> tuple[ConversationStore, str]:
+        """The conversations of a scope, and the id of the thread there that is meant.
+
+        Args:
+            thread: its id; None: that of the run or the reply that is asked for, or the only one.
+            scope: the values that a method was given, with the user's where `user=` names it.
+            method: the one that was given them.
+
+        Raises:
+            UserError: the thread is another user's, or not known where it is None.
+        """
+        own, user = self._split_user(scope)
+        kept = self._memory(self._labels(own, method)).conversations
+        id = kept.find_thread(**asked) if thread is None else str(thread)
+        if user and (talk := kept.turns.get(id)) is not None:
+            self._check_user(talk, user)
+        return kept, id
+
+    def _check_user(self, talk: Conversation, user: str) -> None:
+        """Raise `UserError` if a conversation is of another user than this one, as of `_split_user`."""
+        if talk.user and user not in ("", talk.user):
+            said, name = unquote(user) if "=" in user else f"{user}=None", user.partition("=")[0]
+            raise UserError(
+                f"asked for conversation {talk.id!r} of {said}, and it is another user's: give the {name} that its runs gave"
+            )
+
     def _reached(self, scope: Mapping[str, Any], method: Callable[..., Any] | None = None) -> list[tuple[str, ...]]:
         prefix = self._labels_of(self.scope.labels(scope, to_last=True, beside=_arguments(method)))
         return self.agent.namespaces(prefix, 2 + len(self.scope.names))
@@ -744,6 +785,11 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
 
     def _labels(self, values: Mapping[str, Any], method: Callable[..., Any] | None = None) -> tuple[str, ...]:
         """The labels of a scope for the values that a method was given."""
+        if beside := [name for name in values if name in self.user.names and name not in self.scope.names]:
+            raise ScopeError(
+                f"{beside[0]} tells the users of one memory apart (user=), and this is about all of it: leave it out; "
+                "forget, export, and what is asked of a thread take it"
+            )
         return self._labels_of(self.scope.labels(values, beside=_arguments(method)))
 
     def _labels_of(self, scope: tuple[str, ...]) -> tuple[str, ...]:
@@ -902,8 +948,19 @@ def _arguments(method: Callable[..., Any] | None) -> list[str]:
 _AgentTurns = tuple[ScopedLearner[Any], tuple[str, ...], Conversation, tuple[Rating, ...]]
 
 
+def _kept_of(learner: ScopedLearner[Any], scope: Mapping[str, Any]) -> tuple[ConversationStore, str]:
+    """A learner's conversations by its own values of a scope, and the user among these."""
+    names = (*learner.scope.names, *learner.user.names)
+    own, user = learner._split_user({name: value for name, value in scope.items() if name in names})
+    return learner._memory(learner._labels(own)).conversations, user
+
+
 def _agent_turns(
-    learners: Sequence[ScopedLearner[Any]], thread: str, source: str, scope: Mapping[str, Any]
+    learners: Sequence[ScopedLearner[Any]],
+    thread_id: ThreadId | None,
+    source: str,
+    scope: Mapping[str, Any],
+    **asked: str | None,
 ) -> list[_AgentTurns]:
     """The turns of a thread by agent, each with the labels of its scope and the ratings; without agents that took no part."""
     known = {name for one in learners for name in (*one.scope.names, *one.user.names)}
@@ -911,15 +968,18 @@ def _agent_turns(
         raise UserError(
             f"rate_agents: no learner has {unknown[0]!r} in its scope{did_you_mean(unknown[0], known, 'they have')}"
         )
-    rows = list[_AgentTurns]()
+    names = ", ".join(one.agent.name for one in learners) or "(none)"
+    if thread_id is None:
+        talks = [talk for one in learners for talk in _kept_of(one, scope)[0].turns.all()]
+        thread_id = only_thread(talks, f"the memory of {names}", **asked)
+    rows, thread = list[_AgentTurns](), str(thread_id)
     for one in learners:
         one.check_source(source)
-        labels = one._labels({name: value for name, value in scope.items() if name in one.scope.names})
-        kept = one._memory(labels).conversations
+        kept, user = _kept_of(one, scope)
         if (talk := kept.turns.get(thread)) is not None:
-            rows.append((one, labels, talk, kept.ratings(talk.id)))
+            one._check_user(talk, user)
+            rows.append((one, kept.scope, talk, kept.ratings(talk.id)))
     if not rows:
-        names = ", ".join(one.agent.name for one in learners) or "(none)"
         raise UserError(f"rate_agents: thread {thread!r} is recorded of none of the agents {names} in this scope")
     return rows
 
@@ -934,7 +994,7 @@ def _waiting(rows: Sequence[_AgentTurns]) -> list[_AgentTurns]:
 @checks_arguments
 def rate_agents(
     learners: Sequence[ScopedLearner[Any]],
-    thread_id: ThreadId,
+    thread_id: ThreadId | None = None,
     *,
     reward: float | None = None,
     text: str | None = None,
@@ -950,7 +1010,7 @@ def rate_agents(
 
     Args:
         learners: of the agents. Each is told its own values of the scope.
-        thread_id: the outer thread's id, which sub-agents have as well.
+        thread_id: the outer thread's id, which sub-agents have as well. Not given: that of the run or the reply, or the only one.
         reward: as of `ScopedLearner.feedback`.
         text: as of `ScopedLearner.feedback`.
         run_id: id of the outer agent's run: the turns of all agents that it called are rated, and no others.
@@ -964,12 +1024,11 @@ def rate_agents(
     Raises:
         UserError: none of the agents took part or has the run or the reply, or what was said is no feedback.
     """
-    rows = _agent_turns(learners, str(thread_id), source, scope)
+    asked = {"run_id": None if run_id is None else str(run_id), "message_id": message_id}
+    rows = _agent_turns(learners, thread_id, source, scope, **asked)
     at = datetime.now(UTC).isoformat()
     if message_id is not None or run_id is not None:
-        parts = turns_of_run(
-            [talk for _, _, talk, _ in rows], run_id=None if run_id is None else str(run_id), message_id=message_id
-        )
+        parts = turns_of_run([talk for _, _, talk, _ in rows], **asked)
         return {
             one.agent.name: one._take_rating(labels, talk.id, reward, text, source, at, message_id=turn.replies[-1])
             for (one, labels, talk, _), turns in zip(rows, parts, strict=True)

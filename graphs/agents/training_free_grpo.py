@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 import warnings
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Unpack
@@ -40,7 +40,6 @@ from ...nodes.text import trim_middle
 from ..training_free_grpo import TrainingFreeGRPO
 from .consultation import AdviceRoom, Consultation, Place, add_to_system_message
 from .critic import CriticMiddleware, CriticOptions, StudyIndex
-from .erasure import comparisons_with
 from .lift import MOST_ITEM_CHARS
 from .scope_values import ScopeValue
 from .scopes import ScopeMemory
@@ -270,30 +269,13 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
         )
 
     def forget_in(self, labels: tuple[str, ...], threads: Sequence[str] | None) -> int:
-        """As `ScopedLearner.forget_in`; lessons of comparisons that one of these threads was in are taken out of all versions."""
-        groups = comparisons_with(self._memory(labels).conversations, threads)
-        if threads is None:
-            self._erase(labels, groups)  # for those who hold the library, which goes as a whole
+        """As `ScopedLearner.forget_in`."""
         count = super().forget_in(labels, threads)
-        if threads is None:
+        if threads is None:  # the library has gone as a whole
             self._versions.pop(labels, None)
-        else:
-            self._erase(labels, groups)
         return count
 
-    def keep_out(self, labels: tuple[str, ...], thread: str, reason: str, digest: str = "") -> None:
-        """As `ScopedLearner.keep_out`; lessons of comparisons that the thread was in are taken out of all versions."""
-        groups = comparisons_with(self._memory(labels).conversations, [thread])
-        super().keep_out(labels, thread, reason, digest)
-        self._erase(labels, groups)
-
-    def retract_in(self, labels: tuple[str, ...], thread: str, **asked: Any) -> Rating:
-        """As `ScopedLearner.retract_in`; lessons of comparisons that the thread was in are taken out of all versions."""
-        groups = comparisons_with(self._memory(labels).conversations, [thread])
-        gone = super().retract_in(labels, thread, **asked)
-        self._erase(labels, groups)
-        return gone
-
-    def _erase(self, labels: tuple[str, ...], groups: set[str]) -> None:
-        if self.critic is not None:
+    def erase_lessons(self, labels: tuple[str, ...], groups: Collection[str]) -> None:
+        """As `ScopedLearner.erase_lessons`, also for those who hold the versions."""
+        if groups and self.critic is not None:
             self._scope_versions(labels).erase([f"{group}/1" for group in groups])

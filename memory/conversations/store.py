@@ -39,14 +39,13 @@ from .turns import (
     Conversation,
     Rating,
     Turn,
-    asked_text,
     find_predecessor,
     find_turn,
     finite_reward,
     has_gone_on,
-    is_asked,
     is_replaced,
     join,
+    only_thread,
     rated_trajectories,
     rating_to_change,
     set_aside,
@@ -259,14 +258,7 @@ class ConversationStore:
         Raises:
             UserError: there is none, or several.
         """
-        known = self.turns.all()
-        asked = {"run_id": run_id, "message_id": message_id}
-        found = [one.id for one in known if any(is_asked(turn, **asked) for turn in one.turns)]
-        if len(found) == 1:
-            return found[0]
-        place, last = "/".join(self.scope), ", ".join(repr(one.id) for one in known[-3:]) or "none"
-        has = f"{len(found) or 'no'} conversations" + (f" with {asked_text(**asked)}" if any(asked.values()) else "")
-        raise UserError(f"{place} has {has}: give a thread_id; its last threads are {last}")
+        return only_thread(self.turns.all(), "/".join(self.scope), run_id=run_id, message_id=message_id)
 
     def ratings(self, thread: str) -> tuple[Rating, ...]:
         """The feedback on a thread, oldest first."""
@@ -398,7 +390,7 @@ class ConversationStore:
             if reward is not None:
                 rating = replace(rating if message_id else with_waiting(conversation, given, rating), reward=reward)
             rating = replace(rating, whole=at) if of_whole else rating
-            if rating.reward is None and not rating.words:
+            if rating.reward is None and not rating.text and not rating.others:
                 raise UserError("feedback: give a reward, a text, or both; retract(thread_id) deletes a rating")
             places = {one.id: n for n, one in enumerate(conversation.turns)}
             left = [one for one in given if one is not known]
@@ -488,10 +480,10 @@ class ConversationStore:
         return [one for one in self.quarantines.all() if not one.released]
 
     def release(self, thread: str) -> None:
-        """Learn from a quarantined conversation after all.
+        """Learn from a quarantined conversation after all, and from the words of its feedback.
 
         Raises:
-            UserError: it is not quarantined.
+            UserError: it is not quarantined, and all of these words are learned.
         """
         with self._lock:
             known = self.quarantines.get(thread)
@@ -575,16 +567,21 @@ class ConversationStore:
             threads: ids of the threads; None: all of the scope.
 
         Returns:
-            The number of conversations deleted; where one of the threads is not recorded, `UserError` is raised, and none is.
+            The number of conversations deleted. A thread of which nothing is kept is no error, and the log names it: another call may
+            have erased it.
         """
         with self._lock:
-            gone = set(threads) if threads is not None else None
-            doomed = [self.conversation(one).id for one in gone] if gone is not None else [one.id for one in self.turns.all()]
+            gone, known = set(threads) if threads is not None else None, self.turns.all()
+            doomed = [one.id for one in known if gone is None or one.id in gone]
+            if missing := sorted((gone or set()).difference(doomed)):
+                meant = did_you_mean(missing[0], [one.id for one in known]) if len(missing) == 1 else ""
+                words = "nothing is kept of the conversations %s in %s: forgotten before, or misspelt%s"
+                LOG.warning(words, ", ".join(missing), "/".join(self.scope), meant)
             for records in (self.feedback, self.quarantines):
                 records.delete([one.id for one in records.all() if gone is None or one.id in gone])
             self.store.delete((*self.scope, "agent"), "card")  # instructions may name a user; the next run writes it again
             self._card = ""
-            for one in self.turns.all() if gone else ():
+            for one in known if gone else ():
                 if gone and one.id not in gone and (left := _without_traces(one, gone)) != one:
                     self.turns.put([left])
                     self._open.pop(one.id, None)

