@@ -13,11 +13,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 84_985, "tests": 69_760}
+LINES: Mapping[str, int] = {"source": 85_166, "tests": 69_893}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
-    "graphs/agents": 7_644,
+    "graphs/agents": 7_731,
     "graphs/baselines": 1_670,
     "graphs/cli": 2_908,
     "graphs/experiments": 7_677,
@@ -28,12 +28,12 @@ ROOMS: Mapping[str, int] = {
     "memory": 1_497,
     "memory/attempts": 650,
     "memory/claas": 2_825,
-    "memory/conversations": 2_240,
+    "memory/conversations": 2_302,
     "memory/lessons": 1_332,
     "memory/returns": 1_049,
     "memory/search": 1_503,
     "memory/storage": 3_011,
-    "nodes": 2_849,
+    "nodes": 2_868,
     "nodes/act": 1_916,
     "nodes/evaluate": 862,
     "nodes/extract": 2_033,
@@ -48,7 +48,7 @@ ROOMS: Mapping[str, int] = {
     "tools/notebook": 1_510,
     "tools/pocket": 317,
     "tools/serving": 3_487,
-    "tools/traces": 736,
+    "tools/traces": 737,
     "tools/training": 3_754,
 }
 """Most lines of each room; the files at the top of a folder are a room, too."""

@@ -79,14 +79,15 @@ class FeedbackMiddleware(LearningMiddleware[NoMemory]):
         return Advice(response, {"response_id": id, "consulted": False, "said": [said]})
 
     def note_rating(self, labels: tuple[str, ...], thread: str, rating: Rating) -> None:
-        """Send a rating to the service; of a conversation in quarantine nothing is sent before its `release`.
+        """Send a rating to the service, which takes one once: of a conversation in quarantine, or with words that are not learned, nothing
+        is sent before its `release`.
 
         Raises:
             UserError: the service cannot be reached, or refuses all of it. What was said is kept, and the same feedback sends it
                 again: the service counts it once.
         """
         kept = self._memory(labels).conversations
-        if not kept.is_held(thread):
+        if not rating.unlearned and not kept.is_held(thread):
             self._send_rating(kept, thread, rating)
 
     def retract(self, thread_id: ThreadId, **scope: Any) -> Rating:

@@ -119,8 +119,6 @@ class Intake:
             ratings = self._ratings(one, turn.id, f"{IMPORTED} {rater}")
         except UserError as error:
             report.left_out[str(error)] += 1
-        if found is None and (found := self.screen.suspicion(one.note)) is not None:
-            found = found._replace(reason=f"the feedback {found.reason}")
         return Admitted(Conversation(one.id, task, (turn,), DOMAIN, user), ratings, found)
 
     def _ratings(self, one: RecordedConversation, turn: str, source: str) -> tuple[Rating, ...]:
@@ -128,7 +126,14 @@ class Intake:
             return ()
         self.check_source(source)
         reward = None if one.reward is None else self.rewards.read(one.reward)
-        return (Rating(turn, reward, self.screen.redact(one.note), source),)
+        return (self._screen_words(Rating(turn, reward, one.note, source)),)
+
+    def _screen_words(self, rating: Rating) -> Rating:
+        """A rating with its words as they are kept, and the reason beside those that are not learned."""
+        said, redact = {rating.source: rating.text, **rating.others}, self.screen.redact
+        unlearned = {source: found.reason for source, text in said.items() if (found := self.screen.suspicion(text))}
+        others = {source: redact(text) for source, text in rating.others.items()}
+        return replace(rating, text=redact(rating.text), others=others, unlearned=rating.unlearned | unlearned)
 
     def read_file(self, path: str | os.PathLike[str]) -> list[Admitted]:
         """Exported conversations (those in quarantine are left out) or trajectories as they are kept: without what only tools said."""
@@ -150,12 +155,9 @@ class Intake:
         for turn in one.turns:
             steps = [next(told) for _ in turn.steps]
             turns.append(Turn(turn.id, tuple(step for step in steps if step is not None), turn.run_id))
-        found = self.screen.suspicion(*asked, one.task.instruction, *(rating.words for rating in ratings))
+        found = self.screen.suspicion(*asked, one.task.instruction)
         task = Task(one.task.id if self.task else DOMAIN, self.screen.redact(one.task.instruction), one.task.seed)
-        redact = self.screen.redact
-        rated = tuple(
-            replace(r, text=redact(r.text), others={source: redact(text) for source, text in r.others.items()}) for r in ratings
-        )
+        rated = tuple(map(self._screen_words, ratings))
         suspicion = found and found._replace(reason=f"what was imported {found.reason}")
         return Admitted(replace(one, task=task, turns=tuple(turns), domain=DOMAIN), rated, suspicion)
 

@@ -377,9 +377,11 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         asked = {"turn": more.get("turn"), "run_id": more.get("run_id"), "message_id": more.get("message_id")}
         turn = conversations.find_turn(thread, **asked)
         with span("upsert_memory", memory_names(labels, thread), [turn.traceparent]) as traced:
-            if text and (found := self.screen.suspicion(text)) is not None:
-                self.keep_out(labels, thread, f"the feedback {found.reason}", found.digest)
-            rating = conversations.rate(thread, reward, words := text and self.screen.redact(text), **more)
+            why = found.reason if text and (found := self.screen.suspicion(text)) is not None else ""
+            rating = conversations.rate(thread, reward, words := text and self.screen.redact(text), unlearned=why, **more)
+            if why and rating.unlearned:
+                words_of = "%s: the words of %s about conversation %s are not learned: the feedback %s"
+                LOG.warning(words_of, self.method, more.get("source", "user"), thread, why)
             traced.add_evaluation(rating.source, reward, words or "")
             self.note_rating(labels, thread, rating)
         return rating
@@ -407,6 +409,9 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         if memory.left_out:
             said = f"max_added_tokens had no room for all that was recalled in {plural(memory.left_out, 'model call')}"
             notes += (said + f", and for none of it in {memory.unshown:,} of these" * bool(memory.unshown),)
+        if words := memory.conversations.unlearned_words():
+            said = f"words of the feedback on {plural(len(words), 'conversation')} are not learned"
+            notes += (f"{said}: quarantine_reasons() says why, release(thread_id) lets them in",)
         notes += tuple(f"{what}: {plural(n, 'time')}, the last for {why}" for what, (n, why) in memory.failures.items())
         for tool, ids in memory.withheld.items():
             if self.agent.listed and tool not in self.agent.listed:  # a name that the model made up
@@ -416,7 +421,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         notes += (*self._unknown_tools(),)
         remedy = self.remedy + (", or similarity=, by meaning" if hasattr(self, "similarity") else "")
         about: Any = {"needs": self.needs, "remedy": remedy, "notes": notes, "quarantined": len(kept), "held": sum(kept)}
-        about["idle"] = 0 if rated else sum(bool(one.ratings) for one in memory.conversations.feedback.all()) - sum(kept)
+        given = () if rated else memory.conversations.feedback.all()
+        about["idle"] = 0 if rated else sum(not all(said.is_silent for said in one.ratings) for one in given) - sum(kept)
         counts = memory.consulted, memory.recalled, memory.unshown, memory.early, 2 * memory.guarded > memory.alike
         return LearnerStatus(self.method, rated, *counts, nearest=memory.nearest, **about)
 
@@ -475,15 +481,16 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         erase_comparisons(self.agent.store, labels, groups)
 
     def quarantine_reasons(self, **scope: ScopeValue) -> dict[str, str]:
-        """The threads of a scope that nothing is learned from, each with its reason."""
-        return {one.id: one.reason for one in self._conversations(scope).open_quarantines()}
+        """The threads of a scope that nothing is learned from, or not the words of their feedback, each with its reason."""
+        kept = self._conversations(scope)
+        return kept.unlearned_words() | {one.id: one.reason for one in kept.open_quarantines()}
 
     @checks_arguments
     def release(self, thread_id: ThreadId, **scope: ScopeValue) -> None:
-        """Learn from a quarantined thread after all.
+        """Learn from a quarantined thread after all, and from words of its feedback that were left out.
 
         Raises:
-            UserError: it is not quarantined.
+            UserError: it is not quarantined, and no words are left out.
         """
         kept, thread = self._find_thread(thread_id, scope)
         kept.release(thread)
@@ -595,6 +602,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
                     others = f" (of turns {', '.join(map(str, numbers))})" if numbers != [number] else ""
                     unlearned = "" if any(one.steps for one in rated) else ": nothing is learned, since the agent did nothing"
                     lines.append(f"  {rating_text(rating)}{others}{unlearned}")
+        if any(one.unlearned for one in ratings):
+            lines.append(f"words of its feedback are not learned; release({thread_id!r}) lets them in")
         if (kept_out := kept.quarantines.get(thread)) is not None and not kept_out.released:
             lines.append(f"nothing is learned from it: {kept_out.reason}; release({thread_id!r}) lets it in")
         return "\n".join(short(line, MOST_LINE_CHARS) for line in lines)

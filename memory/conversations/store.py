@@ -53,6 +53,7 @@ from .turns import (
     with_later_part,
     with_turn,
     with_waiting,
+    with_words,
     without_source,
 )
 
@@ -351,6 +352,7 @@ class ConversationStore:
         source: str = "user",
         at: str = "",
         of_whole: bool = False,
+        unlearned: str = "",
     ) -> Rating:
         """Keep the feedback on a thread, and the trajectories that follow from it.
 
@@ -365,6 +367,7 @@ class ConversationStore:
             message_id: id of one of the agent's messages in the turn, which alone is rated.
             at: time of the app's feedback, UTC, in ISO 8601; empty: it is none of the app's.
             of_whole: True: it rates several agents as one.
+            unlearned: the reason for which the words are kept, and not learned; empty: they are. What a person has let in stays so.
 
         Raises:
             UserError: the conversation or the turn is unknown, the reward is no finite number, or the rating would be empty.
@@ -376,17 +379,8 @@ class ConversationStore:
             rated = find_turn(conversation, turn=turn, run_id=run_id, message_id=message_id).id
             about: Any = {"of_turn": bool(turn), "of_message": message_id is not None, "has_reward": reward is not None}
             known = rating_to_change(conversation, given, rated, **about)
-            words = {**known.others, known.source: known.text}
-            source = clean_text(source)
-            words |= {} if text is None else {source: clean_text(text)}
-            # Who gave the reward has decided, whoever says something of it.
-            decides = source if reward is not None or known.reward is None else known.source
-            earlier = {name: kept for name, kept in known.earlier.items() if name != decides}
-            if known.reward is not None and decides != known.source:
-                earlier[known.source] = known.reward
-            own = words.pop(decides, "")
-            others = {name: said for name, said in words.items() if said}
-            rating = replace(known, text=own, source=decides, others=others, earlier=earlier, at=at or known.at)
+            source, text = clean_text(source), None if text is None else clean_text(text)
+            rating = replace(with_words(known, source, text, unlearned, has_reward=reward is not None), at=at or known.at)
             if reward is not None:
                 rating = replace(rating if message_id else with_waiting(conversation, given, rating), reward=reward)
             rating = replace(rating, whole=at) if of_whole else rating
@@ -397,6 +391,8 @@ class ConversationStore:
             ratings = tuple(sorted([*left, rating], key=lambda one: places.get(one.turn, -1)))
             # All of it again: a crash may have come before.
             self._derive(conversation, ratings, {f"{thread}/{places[rating.turn]}"}, Ratings(thread, ratings))
+            if rating.is_silent:  # what it said before may have been learned
+                self._withdraw({thread}, stay={one.id for one in rated_trajectories(conversation, ratings)})
             return rating
 
     def retract(self, thread: str, *, run_id: str | None = None, message_id: str | None = None, source: str = "user") -> Rating:
@@ -479,6 +475,11 @@ class ConversationStore:
         """The conversations that are quarantined."""
         return [one for one in self.quarantines.all() if not one.released]
 
+    def unlearned_words(self) -> dict[str, str]:
+        """The threads whose feedback has words that are not learned, each with the reason."""
+        found = ((one.id, why) for one in self.feedback.all() for rating in one.ratings for why in rating.unlearned.values())
+        return {thread: f"the feedback {why}: its words alone are not learned" for thread, why in found}
+
     def release(self, thread: str) -> None:
         """Learn from a quarantined conversation after all, and from the words of its feedback.
 
@@ -486,14 +487,18 @@ class ConversationStore:
             UserError: it is not quarantined, and all of these words are learned.
         """
         with self._lock:
-            known = self.quarantines.get(thread)
-            if known is None or known.released:
-                held = ", ".join(sorted(one.id for one in self.open_quarantines())) or "none is"
+            known, given, conversation = self.quarantines.get(thread), self.ratings(thread), self.turns.get(thread)
+            is_quarantined, has_words = known is not None and not known.released, any(one.unlearned for one in given)
+            if not is_quarantined and not has_words:
+                held = ", ".join(sorted({*self.unlearned_words(), *(one.id for one in self.open_quarantines())})) or "none is"
                 raise UserError(f"asked to release conversation {thread!r}, which is not quarantined; those that are: {held}")
-            conversation = self.turns.get(thread)
-            self.quarantines.put([replace(known, released=True, turns=len(conversation.turns) if conversation else 0)])
+            if known is not None and is_quarantined:
+                self.quarantines.put([replace(known, released=True, turns=len(conversation.turns) if conversation else 0)])
+            if has_words:
+                given = tuple(replace(one, unlearned={}) for one in given)
+                self.feedback.put([Ratings(thread, given)])
             if conversation is not None:
-                self._derive(conversation, self.ratings(thread))
+                self._derive(conversation, given)
 
     def add_reflection(self, reflection: Reflection, trajectory: str) -> bool:
         """Keep a reflection on a trajectory, and have all readers look at that trajectory again; returns False, and keeps nothing, if

@@ -86,6 +86,8 @@ class Rating:
     """Source -> the words of others that have rated the same."""
     earlier: dict[str, float] = field(default_factory=dict)
     """Source -> the reward that another has given before, the latest last: it holds again where the one that decided is taken back."""
+    unlearned: dict[str, str] = field(default_factory=dict)
+    """Source -> the reason for which its words are not learned until a person lets them in."""
     is_single: bool = False
     """True: it is about that turn alone, not about what came before it."""
     at: str = ""
@@ -95,9 +97,16 @@ class Rating:
 
     @property
     def words(self) -> str:
-        """The words of all sources, each with its name where there are several."""
-        said = {self.source: self.text, **self.others} if self.text else self.others
-        return "; ".join(f"{source}: {text}" for source, text in said.items()) if self.others else self.text
+        """The words of all sources that are learned, each with its name where there are several."""
+        all_said = {self.source: self.text, **self.others}
+        said = {source: text for source, text in all_said.items() if text and source not in self.unlearned}
+        has_others = bool(said.keys() - {self.source})
+        return "; ".join(f"{source}: {text}" if has_others else text for source, text in said.items())
+
+    @property
+    def is_silent(self) -> bool:
+        """True if there is nothing to learn from it: neither a reward nor words."""
+        return self.reward is None and not self.words
 
 
 def finite_reward(value: Any) -> float:
@@ -254,6 +263,7 @@ def rated_trajectories(conversation: Conversation, ratings: Sequence[Rating]) ->
 
     What begins with the conversation is about its task; each later stretch, and each branch, about what the user asked for then.
     """
+    ratings = [one for one in ratings if not one.is_silent]
     single = {rating.turn: rating for rating in ratings if rating.is_single}
     shared = {rating.turn: rating for rating in ratings if not rating.is_single}
     found, branches = list[Trajectory](), list[tuple[int, Turn]]()
@@ -340,6 +350,27 @@ def with_waiting(conversation: Conversation, given: Sequence[Rating], rating: Ra
     return replace(rating, is_single=rating.is_single and is_alone)
 
 
+def with_words(rating: Rating, source: str, text: str | None, unlearned: str, *, has_reward: bool) -> Rating:
+    """A rating after a source has said something further, before its reward: who gave the reward has decided, whoever says something of it.
+
+    Args:
+        text: the words, in the place of what the source said before; None: it says none.
+        unlearned: the reason for which they are not learned; the same words that a person has let in are learned all the same.
+        has_reward: whether the source gives a reward.
+    """
+    words = {**rating.others, rating.source: rating.text}
+    reasons = {name: why for name, why in rating.unlearned.items() if text is None or name != source}
+    if unlearned and (words.get(source) != text or source in rating.unlearned):
+        reasons[source] = unlearned
+    words |= {} if text is None else {source: text}
+    decides = source if has_reward or rating.reward is None else rating.source
+    earlier = {name: kept for name, kept in rating.earlier.items() if name != decides}
+    if rating.reward is not None and decides != rating.source:
+        earlier[rating.source] = rating.reward
+    own, others = words.pop(decides, ""), {name: said for name, said in words.items() if said}
+    return replace(rating, text=own, source=decides, others=others, earlier=earlier, unlearned=reasons)
+
+
 def without_source(rating: Rating, source: str) -> Rating | None:
     """The rating after one of its sources has taken back what it had said; None: nothing is left of it."""
     earlier, words = dict(rating.earlier), {**rating.others, rating.source: rating.text}
@@ -351,7 +382,9 @@ def without_source(rating: Rating, source: str) -> Rating | None:
     if reward is None and not words:
         return None
     decides = decides or next(iter(words))
-    return replace(rating, reward=reward, source=decides, text=words.pop(decides, ""), others=words, earlier=earlier)
+    unlearned = {name: why for name, why in rating.unlearned.items() if name != source}
+    about: Any = {"text": words.pop(decides, ""), "others": words, "earlier": earlier, "unlearned": unlearned}
+    return replace(rating, reward=reward, source=decides, **about)
 
 
 def _branches(conversation: Conversation) -> set[str]:
@@ -400,6 +433,8 @@ def join(
     for rating in ratings:
         rating = replace(rating, turn=same.get(rating.turn, rating.turn))
         old = by_turn.get(place := (rating.turn, rating.is_single))
+        if old is not None and (old.text, old.others) == (rating.text, rating.others):
+            rating = replace(rating, unlearned=old.unlearned)  # a person may have let the words in
         if old is None or old.source.startswith(IMPORTED) or not rating.source.startswith(IMPORTED):
             by_turn[place] = rating
     places = {turn.id: place for place, turn in enumerate(turns)}

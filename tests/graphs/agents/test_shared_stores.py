@@ -248,12 +248,14 @@ def test_imported_conversations_pass_the_screen(tmp_path: Path) -> None:
     file = tmp_path / "logs.jsonl"
     file.write_text("".join(f"{json.dumps(to_json(one))}\n" for one in (good, bad)))
     learner = SynapseMiddleware(InMemoryStore())
-    assert learner.import_trajectories(file, tenant="acme") == 1
-    assert learner.quarantine_reasons(tenant="acme") == {"b": "what was imported asks to ignore instructions"}
-    (kept,) = learner._conversations({"tenant": "acme"}).trajectories.all()
-    assert kept.transitions[0].state == "key [secret]"
-    learner.release("b", tenant="acme")
-    assert learner.import_trajectories(file, tenant="acme") == 2
+    kept = learner._conversations({"tenant": "acme"})
+    for words in ("", bad.note):  # what a person has let in stays
+        assert learner.import_trajectories(file, tenant="acme") == 2
+        assert {one.transitions[0].state for one in kept.trajectories.all()} == {"key [secret]"}
+        assert [one.note for one in kept.trajectories.all()] == ["", words]
+        if not words:
+            assert [*learner.quarantine_reasons(tenant="acme")] == ["b"]
+            learner.release("b", tenant="acme")
 
 
 def test_a_tool_that_nobody_can_listen_to_cannot_tell_of_a_rejection() -> None:
