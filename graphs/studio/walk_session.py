@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import count
+from secrets import randbits
 from threading import Event, Lock
 from typing import Any
 
@@ -61,9 +62,8 @@ class WalkSession:
         self._first = {} if graph is None else {"": show_graph(to_mermaid(graph), graph)}
         self._branches: dict[str, WalkBranch] = {}
         self._graphs: dict[str, dict[str, Any]] = {}
-        self._current = ""
+        self._current, self._version = "", randbits(40)  # which another process at the same address has not shown
         self._runs = self._forks = 0
-        self._version = 0
         self._ids = count()
         self._busy, self._is_walking = Lock(), False
         self._stop = Event()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StudioView", "studio_view"]
 
-MODULES = ("list", "graph", "help", "values", "form", "chat", "run_view", "widget")
+MODULES = ("list", "graph", "help", "values", "form", "markdown", "chat", "run_view", "widget")
 """The page's modules that the widget is made of, each before those that import it."""
 
 

@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(browser.EXECUTABLE is None, reason="NOT TESTED: no Chromium (apt-get install chromium)"),
 ]
-KEYS = dict(zip(("Backspace", "Tab", "Enter", "Escape", "End", "Home"), (8, 9, 13, 27, 35, 36), strict=True))
+KEYS = dict(zip(("Backspace", "Tab", "Enter", "Escape", "End", "Home", "Delete"), (8, 9, 13, 27, 35, 36, 46), strict=True))
 KEYS |= {f"Arrow{side}": 37 + n for n, side in enumerate(("Left", "Up", "Right", "Down"))}
 Open = Callable[..., Awaitable[browser.Browser]]
 
@@ -223,9 +223,11 @@ async def test_a_drawing_is_edited_beside_its_picture_and_saved(tmp_path: Path, 
                 for part in (" svg').getBoundingClientRect()", "').clientWidth")
             )
             assert await opened.run(f"{svg}.width > 3 * {svg}.height"), (
-                "a flowchart LR beside the text, which is wider than high"
+                "a flowchart LR above the text, which is wider than high"
             )
-            await until(opened, f"{svg}.width <= {room}")  # all of it is in sight when it is opened
+            await until(opened, f"{svg}.width <= {room}")  # all of it is in sight when it is opened, and its names can be read
+            natural = "document.querySelector('.editor .picture svg').viewBox.baseVal.width"
+            await until(opened, f"12 * {svg}.width / {natural} > 8")
             for label, width in (("Fit", f"<= {room}"), ("+", f"> {room}"), ("−", f"<= {room}")):
                 await opened.run(
                     f"[...document.querySelectorAll('.editor .zoom button')].find((one) => one.textContent === '{label}').click()"
@@ -369,6 +371,7 @@ async def test_a_node_goes_behind_what_is_chosen_or_before_the_end_and_undo_brin
         "flowchart LR; START --> Begin --> UniformPolicy --> Choose --> Act; Act -->|next step| UniformPolicy; Act -->|over| "
     )
     last = first + "ZeroJudge --> END; "
+    without = first.partition(" --> Act;")[0] + "; ZeroJudge --> END; "
     both = (
         first.partition("Act -->|")[0] + "Act --> Push; Push -->|next step| UniformPolicy; Push -->|over| ZeroJudge --> END; "
     )
@@ -420,6 +423,10 @@ async def test_a_node_goes_behind_what_is_chosen_or_before_the_end_and_undo_brin
             await opened.run("document.querySelector('.palette li button').focus()")
             await press(opened, "z", ctrl=True)
             await until(opened, f"{text} === {last!r} && {behind('Act')}")  # the choice is there again, too
+            await press(opened, "Delete")  # labelled arrows leave it: they go with it
+            await until(opened, f"{text} === {without!r} && {behind('ZeroJudge')}")
+            await press(opened, "z", ctrl=True)
+            await until(opened, f"{text} === {last!r} && {behind('Act')}")
             await choose("data-box=Choose")
             field = "document.querySelector('.editor form.ask input[type=number]')"
             await until(opened, f"{field} !== null")  # the settings of a node that is made by its name
@@ -520,6 +527,8 @@ async def test_an_agent_is_talked_to_and_its_call_approved_with_another_argument
             await until(opened, f"{fields} === 1 && {said}.length === 2")  # an argument that is approved is not typed
             asked = await opened.run("document.querySelector('form.ask').textContent")
             assert "HumanInTheLoopMiddleware.after_model asks: " in asked
+            parts = "[...document.querySelectorAll('.run .picture, .chat, form.ask')].map((one) => one.getBoundingClientRect().bottom)"
+            assert await opened.run(f"{parts}.every((bottom) => bottom < 700)"), "nothing is pushed out of sight"
             await opened.run(choose("type", "reject"))
             await until(opened, "document.querySelector('form.ask textarea') !== null")
             await opened.run(choose("type", "edit"))
@@ -545,6 +554,65 @@ async def test_an_agent_is_talked_to_and_its_call_approved_with_another_argument
             await opened.ask("Input.insertText", text="And my lamp?")
             await press(opened, "Enter")
             await until(opened, f"{said}.length === 6 && document.querySelectorAll('.forks li').length === 2")
+
+
+TALKER = """
+from langchain.agents import create_agent
+from langchain_core.language_models import FakeListChatModel
+graph = create_agent(FakeListChatModel(responses=[WORDS]), [])
+"""
+WORDS = """## Plan
+A **bold** word, *one* `code **not bold**` and <img src=x onerror="document.title='hacked'">.
+- first [page](https://example.org/a_b)
+  - `inner`
+- [no link](javascript:alert(1))
+
+3. three
+4. four
+
+```python
+print("**")
+```
+snake_case_stays 2*3*4"""
+READ = "[...document.querySelector('.chat .said.ai').children].map((one) => one.outerHTML).join('')"
+
+
+async def test_a_models_markdown_is_shown_and_its_tags_stay_text(app_folder: Path) -> None:
+    (app_folder / "my_talker.py").write_text(TALKER.replace("WORDS", repr(WORDS)))
+    with serve("./my_talker.py:graph") as url:
+        async with page(app_folder / "profile", url) as opened:
+            await opened.run("location.hash = 'walk'")
+            await until(opened, "document.querySelector('.chat textarea') !== null")
+            await opened.run("document.querySelector('.chat textarea').focus()")
+            await opened.ask("Input.insertText", text="**Hm**")
+            await press(opened, "Enter")
+            await until(opened, "document.querySelectorAll('.chat .said').length === 2")
+            shown = await opened.run(READ)
+            assert await opened.run("document.querySelector('.said.human span').textContent") == "**Hm**"
+            assert (
+                await opened.run("document.title.includes('hacked') || document.querySelector('.said img') !== null") is False
+            )
+    assert shown == (
+        '<b class="from">ai</b><p><strong>Plan</strong></p><p>A <strong>bold</strong> word, <em>one</em> <code>code **not bold**</code> '
+        "and &lt;img src=x onerror=\"document.title='hacked'\"&gt;.</p>"
+        '<ul><li><p>first <a href="https://example.org/a_b" target="_blank" rel="noopener noreferrer">page</a></p>'
+        "<ul><li><p><code>inner</code></p></li></ul></li><li><p>[no link](javascript:alert(1))</p></li></ul>"
+        '<ol start="3"><li><p>three</p></li><li><p>four</p></li></ol><pre>print("**")</pre><p>snake_case_stays 2*3*4</p>'
+    )
+
+
+async def test_the_page_goes_on_when_the_studio_answers_again(app_folder: Path) -> None:
+    """Another process at the same address, with the same key: its walk is shown, and no banner of the time between."""
+    (app_folder / "my_named.py").write_text(NAMED)
+    lost = f"{ALERT}.startsWith('The studio does not answer')"
+    with serve("./my_named.py:graph", input='{"name": "Ann"}') as url:
+        async with page(app_folder / "profile", url) as opened:
+            await opened.run("location.hash = 'walk'")
+            await until(opened, f"{LIT} === 'greet'")
+            await opened.run("globalThis.asks = fetch; fetch = () => Promise.reject(new TypeError('lost'))")
+            await until(opened, lost)
+            await opened.run("fetch = asks")
+            await until(opened, f"{ALERT} === ''")
 
 
 ASKERS = """

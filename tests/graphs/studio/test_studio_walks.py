@@ -95,6 +95,9 @@ def current(seen: dict[str, Any]) -> dict[str, Any]:
 def test_steps_rounds_and_the_end() -> None:
     walks = session(counter())
     seen = walks.overview()
+    assert seen["version"] != session(counter()).overview()["version"], (
+        "a page that is still open sees a studio that began anew"
+    )
     assert (current(seen)["state"], current(seen)["note"], current(seen)["count"]) == ("paused", "before add", 1)
     assert set(current(seen)["can"]) == {"begin", "fork", "edit", "step", "round", "finish", "until"}
     assert current(act(walks, "step"))["note"] == "before check"

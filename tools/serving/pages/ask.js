@@ -6,14 +6,14 @@ if (given) {
   history.replaceState(null, "", location.pathname);
 }
 
-/** The answer to a question. Throws an Error with the server's sentence; its `details` hold what came with it. */
+/** The answer to a question. Throws an Error with the server's sentence; its `details` hold what came with it. `isLost`: no server answered. */
 export async function ask(name, args = {}) {
   const headers = { "content-type": "application/json", "x-studio-key": localStorage.getItem(STORED) ?? "" };
   let answer;
   try {
     answer = await fetch(`/ask/${name}`, { method: "POST", headers, body: JSON.stringify(args) });
   } catch {
-    throw new Error("The studio does not answer: has its command ended? Start it again and open the link that it prints; with the same key (LEARNGRAPH_STUDIO_KEY), reload this page.");
+    throw Object.assign(new Error("The studio does not answer: has its command ended? Start it again and open the link that it prints; with the same key (LEARNGRAPH_STUDIO_KEY) and --port, this page goes on by itself."), { isLost: true });
   }
   const found = await answer.json();
   if (answer.ok && found?.error === undefined) return found;

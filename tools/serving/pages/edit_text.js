@@ -90,10 +90,12 @@ export function putLast(text, name, edges) {
 }
 
 /** Without a box: what led to it leads on to where its arrow went. */
-export function removeBox(text, name, edges) {
+function takeOut(text, name, edges) {
   const out = edges.filter((one) => one.source === name), around = edges.filter((one) => one.source === name || one.target === name);
-  if (out.length !== 1 || out[0].label || out[0].dotted || around.some((one) => one.bound || one.join)) throw new Error(`'${name}' cannot be taken out of its place here: only a box that one plain arrow leaves, and that no node leads to by itself. Its lines in the text can be edited.`);
-  return changed(text, rewrite(text, (chain) => {
+  let isJoined = around.some((one) => one.join);
+  rewrite(text, (chain) => { isJoined ||= chain.some((part, i) => i % 2 === 0 && part.includes("&") && namesOf(part).includes(name)); return [chain]; });
+  if (out.length !== 1 || out[0].label || out[0].dotted || isJoined || around.some((one) => one.bound)) throw new Error(`'${name}' cannot be taken out of its place here: only a box that one plain arrow leaves, and that no node leads to by itself. Its lines in the text can be edited.`);
+  return rewrite(text, (chain) => {
     const kept = [...chain];
     while (kept.length > 1 && namesOf(kept[0])[0] === name) kept.splice(0, 2);
     for (let i = 2; i < kept.length; i += 2) {
@@ -104,12 +106,32 @@ export function removeBox(text, name, edges) {
       i -= 2;
     }
     return [kept];
-  }));
+  });
+}
+
+/** Without a box and all its arrows; of boxes joined by & the others stay. */
+function cutOut(text, name) {
+  return rewrite(text, (chain) => {
+    const chains = [[]], boxes = chain.map((part, i) => (i % 2 ? part : part.split("&").filter((box) => namesOf(box)[0] !== name).map((box) => box.trim()).join(" & ")));
+    boxes.forEach((part, i) => {
+      if (part && (i % 2 === 0 || (boxes[i - 1] && boxes[i + 1]))) chains.at(-1).push(part);
+      else chains.push([]);
+    });
+    return chains;
+  });
+}
+
+/** Without a box: what led to it leads on to where its arrow went; where several lead on, or one with a label, all its arrows go with it. */
+export function removeBox(text, name, edges) {
+  const alone = new RegExp(`^\\s*${name.replace(/[.+]/g, "\\$&")}\\s*(?:\\[.*\\]|\\(.*\\)|\\{.*\\})?\\s*;?\\s*$`);
+  let made;
+  try { made = takeOut(text, name, edges); } catch { made = cutOut(text, name); }
+  return changed(text, made.split("\n").filter((line) => !alone.test(line)).join("\n"));
 }
 
 /** With a box taken out of its place and put into an arrow. */
 export function moveInto(text, name, edge, edges) {
-  const without = removeBox(text, name, edges);
+  const without = changed(text, takeOut(text, name, edges));
   refuseBound(edge, name, edges);
   return putInto(without, name, edge, edges);
 }

@@ -82,6 +82,7 @@ function Palette({ ask, insert, found, graph, chosen }) {
   const words = wanted.toLowerCase().split(/\s+/).filter(Boolean);
   const fits = (group, node) => words.every((word) => `${group.name} ${node.name} ${node.about}`.toLowerCase().includes(word));
   return html`<div class="card palette"><h3>Nodes <span class="soft">${`a click puts one ${typeof chosen === "string" ? `behind ${chosen}` : chosen ? `between ${chosen.source} and ${chosen.target}` : "before the end"}`}</span></h3><input type="search" placeholder="search the nodes" aria-label="search the nodes" value=${wanted} onInput=${(event) => setWanted(event.currentTarget.value)}/>
+    ${words.length > 0 && groups && !groups.some((group) => group.nodes.some((node) => fits(group, node))) && html`<p class="soft">No node has these words.</p>`}
     ${groups?.map((group) => {
       const nodes = group.nodes.filter((node) => fits(group, node));
       return nodes.length > 0 && html`<details key=${group.name} open=${group.own || words.length > 0}><summary>${group.name} <span class="soft">${nodes.length}</span></summary>
@@ -94,20 +95,21 @@ export function EditorView({ ask, dirty, here }) {
   const host = useRef(null), editor = useRef(null), names = useRef([]), turn = useRef(0), edits = useRef(Promise.resolve());
   const [file, setFile] = useState(null), [text, setText] = useState(""), [picture, setPicture] = useState(null);
   const [findings, setFindings] = useState([]), [unread, setUnread] = useState(false), [told, setTold] = useState(null), [choices, setChoices] = useState([]), now = useRef({});
-  now.current = { file, text, choices, here };
+  now.current = { file, text, choices, here, told };
   dirty.current = file !== null && text !== file.text;
 
   async function check(words) {
     const mine = (turn.current += 1);
     try {
       const found = await ask("check", { text: words });
+      setTold((one) => (one?.isLost ? null : one));  // it answers again
       if (mine !== turn.current) return found.graph;
       if (found.graph) setPicture(found.graph);
       setUnread(!found.graph);
       setFindings(found.findings);
       mark(editor.current, found.findings);
       return found.graph;
-    } catch (error) { if (mine === turn.current) setTold({ bad: true, text: error.message }); }
+    } catch (error) { if (mine === turn.current) setTold({ bad: true, text: error.message, isLost: error.isLost }); }
     return null;
   }
   async function save(version = now.current.file.version) {
@@ -119,16 +121,17 @@ export function EditorView({ ask, dirty, here }) {
       setTold({ text: saved.message, warn: !saved.runs });
       return "";
     } catch (error) {
-      setTold({ bad: true, text: error.message, theirs: error.details?.version ? error.details : null });
+      setTold({ bad: true, text: error.message, isLost: error.isLost, theirs: error.details?.version ? error.details : null });
       return error.message;
     }
   }
   dirty.save = () => save();
   // What another tab or program has saved is shown, as long as nothing was changed here; what the nodes are made with, always.
   async function follow() {
-    if (document.hidden || !now.current.file || dirty.current) return;
+    if (document.hidden || !now.current.file || (dirty.current && !now.current.told?.isLost)) return;
     try {
       const found = await ask("drawing"), known = now.current.file, isMine = dirty.current;
+      setTold((one) => (one?.isLost ? null : one));  // it answers again
       if (found.graph === known.graph && (isMine || found.version === known.version)) return;
       setFile(isMine ? { ...known, graph: found.graph } : found);
       if (isMine || found.text === now.current.text) check(now.current.text);
@@ -144,13 +147,17 @@ export function EditorView({ ask, dirty, here }) {
   }
   useEffect(() => {
     let timer;
-    ask("drawing").then((found) => {
+    const begin = () => ask("drawing").then((found) => {
       setFile(found);
       setText(found.text);
       const changed = (words) => { setText(words); clearTimeout(timer); timer = setTimeout(() => check(words), 200); };
       editor.current = makeEditor(host.current, found.text, () => names.current, changed, () => save());
       check(found.text);
-    }, (error) => setTold({ bad: true, text: error.message }));
+    }, (error) => {
+      setTold({ bad: true, text: error.message, isLost: error.isLost });
+      if (error.isLost) timer = setTimeout(begin, 2000);
+    });
+    begin();
     const following = setInterval(follow, 2000);
     return () => { clearTimeout(timer); clearInterval(following); editor.current?.destroy(); };
   }, []);
@@ -240,7 +247,7 @@ export function EditorView({ ask, dirty, here }) {
     ${told && html`<div role=${told.bad ? "alert" : "status"} class=${`note ${told.bad ? "bad" : told.warn ? "warn" : "good"}`}><p>${told.text}</p>
       ${told.theirs && html`<button type="button" onClick=${() => { setFile({ ...file, text: told.theirs.text, version: told.theirs.version }); replace(told.theirs.text); setTold(null); }}>Take the file's text</button>
         <button type="button" onClick=${() => save(told.theirs.version)}>Save mine over it</button>`}</div>`}
-    <div class="halves">
+    <div class=${`halves${/^(LR|RL)$/.test(picture?.direction ?? "LR") ? " wide" : ""}`}>
       <div><div class="card code" ref=${host}></div>
         <div class="card"><h3>Check</h3><div role="status">${findings.length === 0 ? html`<p class="soft">Nothing is wrong with this drawing.</p>`
           : html`<ol class="findings">${findings.map((one) => html`<li class=${one.severity}>${one.line ? html`<button type="button" class="plain" onClick=${() => toLine(one.line)}>line ${one.line}</button> ` : ""}${one.message}</li>`)}</ol>`}</div></div>

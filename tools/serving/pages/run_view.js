@@ -120,7 +120,7 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
   const [asking, setAsking] = useState(null), [running, setLive] = useState([]), [why, setWhy] = useState(null), [follow, setFollow] = useState(true), [help, setHelp] = useState(false), [held, setHeld] = useState(null), [compared, setCompared] = useState(null);
   const seen = useRef({}), root = useRef(null), turn = useRef(0), last = useRef(null);  // the last input that was given
   const missed = (error) => seen.current.mine || report(error);  // this tab may be dropping the branch that it asked about; it asks anew then
-  const report = (error) => setProblem({ text: error.message, trace: error.details?.traceback });
+  const report = (error) => setProblem({ text: error.message, trace: error.details?.traceback, isLost: error.isLost });
   const shown = overview?.branches.find((one) => one.id === branch), count = shown?.count ?? 0, place = shown?.place ?? "";
   const live = overview?.kind === "live", busy = mine || overview?.state === "running";  // by this tab, or another
   const can = shown?.can ?? overview?.can ?? [];  // of the walk that is shown: another may be the last that moved
@@ -145,7 +145,9 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
       try {
         if (!document.hidden && !seen.current.mine) {
           const found = await ask("overview", { view, version: seen.current.overview?.version });
-          if (!over && !seen.current.mine) take(found);
+          if (over) return;
+          setProblem((told) => (told?.isLost ? null : told));  // it answers again
+          if (!seen.current.mine) take(found);
         }
       } catch (error) { if (!over) report(error); }
       if (!over) timer = setTimeout(look, wait);
@@ -253,6 +255,8 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
   const others = live ? overview.branches.filter((one) => one.id !== branch && one.inside.length === shown?.inside.length) : [];
   const choose = (id) => { setAsking(null); setBranch(id); setAt((overview.branches.find((one) => one.id === id)?.count ?? 0) - 1); };
   const isChat = Boolean(overview.form?.schema.properties?.messages), isNew = live && !overview.branches.length;
+  const isAsked = live && shown?.questions.length > 0, asksInput = asking ? !asking.channel && !asking.form.title : isNew && !isChat && overview.form;
+  const questions = isAsked && html`<div hidden=${busy}><${Questions} key=${branch} questions=${shown.questions} answered=${shown.answered} act=${act}/></div>`;
   const episode = overview.branches.findIndex((one) => one.id === branch);
   return html`<section class="run" ref=${root} tabindex=${shortcuts === "inside" ? -1 : undefined} aria-busy=${String(busy)}>
     <div class="head"><h2>${overview.title}</h2><span class="soft">${busy && live ? "running" : shown?.state ?? overview.state}${live ? "" : `, ${overview.steps.toLocaleString("en")} steps in ${overview.episodes.toLocaleString("en")} episodes`}</span>
@@ -271,13 +275,15 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
     <p class="soft guide">${!live ? `A run that was played. Choose a step to see what was known, decided and remembered${walkOn ? "; Walk on from here opens a live walk" : ""}.`
       : !busy ? guide(shown, isChat, Boolean(overview.form)) : `${running.map((one) => `${one.node}, ${one.seconds.toFixed(1)} s`).join("; ") || "Running …"}${stopping ? ": the walk stops when that has ended" : ""}`}</p>
     ${shown?.inside?.length > 0 && html`<p class="soft">inside ${shown.inside.join(" › ")}</p>`}
-    ${live && shown?.questions.length > 0 && html`<div hidden=${busy}><${Questions} key=${branch} questions=${shown.questions} answered=${shown.answered} act=${act}/></div>`}
     <p class="sr" role="status">${busy ? "running" : moment?.title ?? ""}</p>
     ${[...overview.problems, ...(moment?.problems ?? [])].map((text) => html`<p class="note warn">${text}</p>`)}
-    ${(asking ? !asking.channel : isNew && !isChat && overview.form) && html`<div class="card"><${Form} title=${asking?.form.title ?? "Input of the run"} form=${asking?.form ?? overview.form} button=${asking?.form.title ? "Begin a run with these" : "Begin"} submit=${(input) => { if (!asking?.form.title) last.current = input; act("begin", { input }); }} close=${asking && (() => setAsking(null))}/></div>`}
-    ${isChat && html`<${Chat} state=${moment?.state} live=${running} act=${act} can=${can.includes("say")} busy=${busy}/>`}
-    ${graph && html`<div class="card"><${GraphPicture} graph=${graph} lit=${moment?.lit ?? []} passes=${moment?.passes ?? null} breaks=${overview.breaks ?? []}
-      pick=${live && can.includes("until") ? (node) => act("until", { node }) : null}/><${Legend} graph=${graph}/></div>`}
+    ${asking && !asking.channel && asking.form.title && html`<div class="card"><${Form} title=${asking.form.title} form=${asking.form} button="Begin a run with these" submit=${(input) => act("begin", { input })} close=${() => setAsking(null)}/></div>`}
+    <div class=${isAsked || isChat || asksInput ? "stage" : null}><div>
+      ${asksInput && html`<div class="card"><${Form} title="Input of the run" form=${asking?.form ?? overview.form} button="Begin" submit=${(input) => { last.current = input; act("begin", { input }); }} close=${asking && (() => setAsking(null))}/></div>`}
+      ${isChat ? html`<${Chat} state=${moment?.state} live=${running} act=${act} can=${can.includes("say")} busy=${busy}/>` : questions}</div><div>
+      ${graph && html`<div class="card"><${GraphPicture} graph=${graph} lit=${moment?.lit ?? []} passes=${moment?.passes ?? null} breaks=${overview.breaks ?? []}
+        pick=${live && can.includes("until") ? (node) => act("until", { node }) : null}/><${Legend} graph=${graph}/></div>`}
+      ${isChat && questions}</div></div>
     ${compared?.of === branch && html`<div class="card compared"><div class="head"><h3>${compared.head.slice(2).join(" and ")} <span class="soft">${compared.title}</span></h3><button type="button" class="plain" onClick=${() => setCompared(null)}>close</button></div>
       ${compared.rows.length ? html`<${Cells} table=${compared}/>` : html`<p>They are the same.</p>`}</div>`}
     ${!isNew && html`<div class="columns">

@@ -1,0 +1,59 @@
+// A model's words, which are often Markdown: paragraphs, headings, lists, code, bold, italics and links. All else stays as it is written,
+// and becomes text nodes: tags in it are never read.
+const { html } = viewLibrary;
+
+const CODE = /(`+)(.+?)\1(?!`)/, BOLD = /\*\*(?=\S)(.+?\S|\S)\*\*/, LINK = /\[([^\][\n]+)\]\(((?:https?:\/\/|mailto:)[^\s()]+)\)/, ITALICS = /(?<![\w*])\*(?=[^\s*])([^*\n]*?[^\s*])\*(?![\w*])/;
+const INLINE = new RegExp([CODE, BOLD, LINK, ITALICS].map((one) => one.source).join("|"), "s");
+
+/** The parts of a line of text: a part is a text, or an element. */
+function inline(text) {
+  const found = INLINE.exec(text);
+  if (!found) return text ? [text] : [];
+  const [all, , code, bold, label, address, italics] = found;
+  const made = code !== undefined ? html`<code>${code}</code>` : bold !== undefined ? html`<strong>${inline(bold)}</strong>`
+    : address !== undefined ? html`<a href=${address} target="_blank" rel="noopener noreferrer">${inline(label)}</a>` : html`<em>${inline(italics)}</em>`;
+  return [...inline(text.slice(0, found.index)), made, ...inline(text.slice(found.index + all.length))];
+}
+
+const FENCE = /^\s*(`{3,}|~{3,})/, HEADING = /^#{1,6}\s+(.*?)[\s#]*$/, ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/, indentOf = (line) => line.match(/^\s*/)[0].length;
+
+/** The lines of a list's items, each without its mark and its indent; and the number of lines that they take. */
+function readItems(lines) {
+  const [, indent, mark] = ITEM.exec(lines[0]), within = new RegExp(`^\\s{1,${indent.length + mark.length + 1}}`), items = [];
+  let i = 0;
+  for (; i < lines.length; i += 1) {
+    const item = ITEM.exec(lines[i]), next = lines.slice(i).find((line) => line.trim());
+    if (item && item[1].length <= indent.length) {
+      if (/\d/.test(item[2]) !== /\d/.test(mark)) break;
+      items.push([item[3]]);
+    } else if (next !== undefined && (indentOf(next) > indent.length || (lines[i].trim() === "" && ITEM.test(next)))) items.at(-1).push(lines[i].replace(within, ""));
+    else break;
+  }
+  return { items, start: parseInt(mark, 10), count: i };
+}
+
+/** The elements of a text of Markdown, also of one that is still being written. */
+export function markdown(text) {
+  const lines = typeof text === "string" ? text.split("\n") : text, made = [];
+  for (let i = 0; i < lines.length;) {
+    const fence = FENCE.exec(lines[i])?.[1], heading = HEADING.exec(lines[i])?.[1];
+    if (fence) {
+      const end = lines.findIndex((line, n) => n > i && line.trim().startsWith(fence)), last = end < 0 ? lines.length : end;
+      made.push(html`<pre>${lines.slice(i + 1, last).join("\n")}</pre>`);
+      i = last + 1;
+    } else if (heading !== undefined) {
+      made.push(html`<p><strong>${inline(heading)}</strong></p>`);
+      i += 1;
+    } else if (ITEM.test(lines[i])) {
+      const { items, start, count } = readItems(lines.slice(i)), parts = items.map((one) => html`<li>${markdown(one)}</li>`);
+      made.push(start >= 0 ? html`<ol start=${start}>${parts}</ol>` : html`<ul>${parts}</ul>`);
+      i += count;
+    } else if (lines[i].trim() === "") i += 1;
+    else {
+      const first = i;
+      do i += 1; while (i < lines.length && lines[i].trim() && !FENCE.test(lines[i]) && !HEADING.test(lines[i]) && !ITEM.test(lines[i]));
+      made.push(html`<p>${inline(lines.slice(first, i).join("\n"))}</p>`);
+    }
+  }
+  return made;
+}
