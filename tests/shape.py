@@ -13,11 +13,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 85_166, "tests": 69_964}
+LINES: Mapping[str, int] = {"source": 85_175, "tests": 69_968}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
-    "graphs/agents": 7_731,
+    "graphs/agents": 7_734,
     "graphs/baselines": 1_670,
     "graphs/cli": 2_908,
     "graphs/experiments": 7_677,
@@ -28,7 +28,7 @@ ROOMS: Mapping[str, int] = {
     "memory": 1_497,
     "memory/attempts": 650,
     "memory/claas": 2_825,
-    "memory/conversations": 2_302,
+    "memory/conversations": 2_308,
     "memory/lessons": 1_332,
     "memory/returns": 1_049,
     "memory/search": 1_503,

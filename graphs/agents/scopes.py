@@ -492,7 +492,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         Raises:
             UserError: it is not quarantined, and no words are left out.
         """
-        kept, thread = self._find_thread(thread_id, scope)
+        kept, thread = self._find_thread(thread_id, scope, self.release)
         kept.release(thread)
 
     @checks_arguments
@@ -518,7 +518,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
     @checks_arguments
     def conversation(self, thread_id: ThreadId, **scope: ScopeValue) -> Conversation:
         """The recorded turns of a thread, with what the method did in each."""
-        kept, thread = self._find_thread(thread_id, scope)
+        kept, thread = self._find_thread(thread_id, scope, self.conversation)
         return kept.conversation(thread)
 
     @checks_arguments
@@ -584,7 +584,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
     @checks_arguments
     def explain(self, thread_id: ThreadId, **scope: ScopeValue) -> str:
         """An account of a thread in words: what was recalled, added and chosen in each turn; long texts are cut."""
-        kept, thread = self._find_thread(thread_id, scope)
+        kept, thread = self._find_thread(thread_id, scope, self.explain)
         lines, talk, ratings = list[str](), kept.conversation(thread), kept.ratings(thread)
         gone, about = {turn.id for turn in turns_left(talk)}, [*zip(ratings, turns_rated(talk, ratings), strict=True)]
         numbered = {turn.id: number for number, turn in enumerate(talk.turns, 1)}
@@ -648,7 +648,10 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         own, user = self._split_user(scope)
         if threads != "all":
             named = [self._find_thread(one, scope, self.forget)[1] for one in threads]
-            return self.forget_in(self._labels(own, self.forget), named)
+            count = self.forget_in(self._labels(own, self.forget), named)
+            if not count and (meant := self._names_meant(own)):
+                LOG.warning("%s: nothing is recorded of these values%s", self.method, meant)
+            return count
         count = 0
         for labels in self._reached(own, self.forget):
             hers = [one.id for one in self._memory(labels).conversations.turns.all() if one.user == user] if user else None
@@ -799,7 +802,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
                 f"{beside[0]} tells the users of one memory apart (user=), and this is about all of it: leave it out; "
                 "forget, export, and what is asked of a thread take it"
             )
-        return self._labels_of(self.scope.labels(values, beside=_arguments(method)))
+        return self._labels_of(self.scope.labels(values, beside=[*self.user.names, *_arguments(method)] if method else ()))
 
     def _labels_of(self, scope: tuple[str, ...]) -> tuple[str, ...]:
         return (ROOT, self.agent.label(), *scope)

@@ -203,6 +203,8 @@ def test_the_values_of_a_run_are_taken_wherever_a_thread_is_named_and_another_us
     for read in (learner.status, learner.learn, learner.memory, learner.lift, learner.quarantine_reasons):
         with pytest.raises(UserError, match="user_id tells the users of one memory apart"):
             read(**hers)
+    with pytest.raises(UserError, match=r"the scope of this agent has tenant; got userid; did you mean user_id=\?"):
+        learner.explain("t0", tenant="acme", userid="ann")
     assert learner.forget(["t0"], **hers) == 1
 
 

@@ -159,8 +159,10 @@ def test_a_tenant_is_forgotten_with_all_of_its_users_and_a_thread_that_is_not_th
         learner.forget(user_id="ann")
     for count in (1, 0):  # what another call has erased is no error
         assert learner.forget(["t0", "nope"], tenant="a", user_id="ann") == count
+    assert learner.forget(["t0"], tenant="aa", user_id="ann") == 0
+    assert caplog.messages[-1] == f"{learner.method}: nothing is recorded of these values; did you mean a?"
     said = "nothing is kept of the conversations nope in agents/agent/tenant=a/user_id=ann: forgotten before, or misspelt"
-    assert [one for one in caplog.messages if "nothing is kept" in one] == [said, said.replace("nope", "nope, t0")]
+    assert [one for one in caplog.messages if "kept" in one and "=aa" not in one] == [said, said.replace("nope", "nope, t0")]
     assert len(wheres) - 1 - learner.forget(tenant="a", user_id=None) - learner.forget(tenant="a") == 1
     assert {one.namespace[2:3] for one in store.search((), limit=100)} == {(), ("tenant=b",)}
 
