@@ -56,7 +56,7 @@ class RandomToolModel(BaseChatModel):
         tool = self._random.choice(tools)
         parameters = dereference_refs(tool.get("parameters", {}))
         properties = parameters.get("properties", {})
-        required = set(parameters.get("required", properties))
+        required = parameters.get("required", ())
         arguments = {name: self._draw(tool["name"], name, schema) for name, schema in properties.items() if name in required}
         call = {"name": tool["name"], "args": arguments, "id": f"call-{self._random.getrandbits(64):016x}"}
         return ChatResult(generations=[ChatGeneration(message=AIMessage("", tool_calls=[call]))])

@@ -42,3 +42,11 @@ def test_without_tools_it_says_that_it_is_done_and_a_tool_without_listed_values_
     assert RandomToolModel().invoke("hello").text == "It is done."
     with pytest.raises(UserError, match="lists none for 'text'"):
         create_agent(RandomToolModel(), [write]).invoke({"messages": "go on"})
+
+
+def test_an_argument_with_a_default_is_left_out_also_where_it_is_the_only_one() -> None:
+    def write(text: str = "hello") -> str:
+        """Write it."""
+        return text
+
+    assert create_agent(RandomToolModel(), [write]).invoke({"messages": "go on"})["messages"][2].text == "hello"
