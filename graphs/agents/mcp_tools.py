@@ -95,13 +95,13 @@ class MemoryTools:
         return f"{plural(len(turns), 'turn')} of {id} kept, with {plural(steps, 'step')}"
 
     def feedback(
-        self, id: str, reward: float | None = None, comment: str = "", correction: str = "", scope: Scope | None = None
+        self, id: str, reward: float | bool | None = None, comment: str = "", correction: str = "", scope: Scope | None = None
     ) -> str:
         """Say how the agent did in a conversation, or since the last feedback on it. Give one or more of reward, comment, correction.
 
         Args:
             id: the conversation's id.
-            reward: from -1 (bad) to 1 (good), unless this server has another range.
+            reward: from -1 (bad) to 1 (good), unless this server has another range; of a thumb true or false.
             comment: the user's own words.
             correction: the reply as it should have been.
             scope: as in recall.

@@ -43,6 +43,13 @@ class Desk:
         return f"ERROR {text}" if found.is_error else json.loads(text) if text.startswith("{") else text
 
 
+async def test_a_thumb_is_the_best_or_the_worst_of_stars_and_one_is_a_star() -> None:
+    one = Desk(reward_range=(1, 5))
+    await one.call("record", id="a", messages=DONE)
+    for reward, kept in ((True, "1"), (False, "-1"), (5, "1"), (1, "-1")):
+        assert await one.call("feedback", id="a", reward=reward) == f"user gave it reward {kept}"
+
+
 @pytest.mark.parametrize("method", MIDDLEWARES)
 async def test_what_was_said_is_recalled_by_another_process(method: str) -> None:
     store = InMemoryStore()
