@@ -12,7 +12,7 @@ from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from ...memory.errors import UserError
 from ...memory.graph_input import check_input, check_names
-from ...tools.notebook.moments import find_tool
+from ...tools.notebook.moments import tools_of
 from ...tools.notebook.tables import channel_types, to_line
 from ..arms import check_value
 
@@ -99,7 +99,7 @@ def _message_form(graph: Any, message: BaseMessage) -> dict[str, Any]:
 
 def _arguments(graph: Any, name: str) -> dict[str, Any]:
     """The schema of a tool's arguments; any object for a tool that the graph does not have."""
-    tool = find_tool(graph, name)
+    tool = tools_of(graph).get(name)
     return tool.get_input_jsonschema() if tool is not None else {"type": "object"}
 
 

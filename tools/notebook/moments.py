@@ -79,6 +79,22 @@ def is_asynchronous(graph: Any) -> bool:
     return False
 
 
+def latest_moment(graph: Graph, in_loop: bool, place: RunnableConfig) -> StateSnapshot:
+    """The latest moment of a thread, or the one that the place names.
+
+    Raises:
+        StepperError: the place names no thread, or one of which the checkpointer holds nothing.
+    """
+    if not isinstance(place, Mapping) or "thread_id" not in place.get("configurable", {}):
+        said = "such as {'configurable': {'thread_id': 'walk-1'}}"
+        raise StepperError(f"a walk takes a graph, and a place in a run of it, {said}; got {place!r:.80}")
+    found: StateSnapshot = call_graph(graph, in_loop, "get_state", place)
+    if found.created_at is None:
+        named = ", ".join(f"{key} {value!r}" for key, value in place["configurable"].items())
+        raise StepperError(f"the checkpointer holds nothing of {named}; step(graph, input, thread=NAME) begins a run")
+    return found
+
+
 def is_of_this_loop(saver: Any) -> bool:
     """True if a checkpointer belongs to the event loop that runs here: its synchronous calls would wait for that loop for ever."""
     try:
@@ -131,15 +147,19 @@ FIELDS = {"approve": (), "edit": ("edited_action",), "reject": (), "respond": ("
 """Kind of a decision of LangChain's HumanInTheLoopMiddleware -> what it cannot do without."""
 
 
-def find_tool(graph: Any, name: str) -> Any:
-    """The tool of this name that a node of the graph calls; None if no node has it."""
-    held = [getattr(spec.runnable, "tools_by_name", {}) for spec in graph.builder.nodes.values()] if graph is not None else []
-    return next((one[name] for one in held if name in one), None)
+def tools_of(graph: Any) -> dict[str, Any]:
+    """The tools that nodes of the graph, and of the graphs within it, call, by their names."""
+    found: dict[str, Any] = {}
+    for name, spec in graph.builder.nodes.items() if hasattr(graph, "builder") else ():
+        found |= {**tools_of(find_subgraph(graph, name)), **getattr(spec.runnable, "tools_by_name", {})}
+    return found
 
 
 def _check_arguments(graph: Any, name: str, args: Mapping[str, Any]) -> None:
-    """Refuse arguments that a tool of the graph does not take; a tool that the graph does not have takes any."""
-    schema = getattr(find_tool(graph, name), "tool_call_schema", None)
+    """Refuse a tool that the graph does not have, and arguments that its tool does not take; where no node has tools, any are taken."""
+    if (held := tools_of(graph)) and name not in held:
+        raise StepperError(f"there is no tool {name!r}{did_you_mean(name, held, 'there are')}")
+    schema = getattr(held.get(name), "tool_call_schema", None)
     if not isinstance(schema, type) or not issubclass(schema, BaseModel):
         return
     known = {key for field, one in schema.model_fields.items() for key in (field, one.alias) if key}

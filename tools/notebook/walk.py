@@ -51,6 +51,7 @@ from .moments import (
     differences,
     is_asynchronous,
     is_of_this_loop,
+    latest_moment,
     lines_of,
     loop_of_walks,
     merge,
@@ -126,8 +127,9 @@ class Walk:
         if self.graph.store is not None and not isinstance(self.graph.store, BranchingStore):
             self.graph = self.graph.copy({"store": BranchingStore(self.graph.store)})
         self._awaits_nodes = is_asynchronous(self.graph)
-        if self._now is None and "checkpoint_id" not in self.place["configurable"]:
-            self.place = self._snapshot().config
+        if self._now is None:
+            now = self._snapshot()
+            self.place = self.place if "checkpoint_id" in self.place["configurable"] else now.config
 
     @property
     def _is_asynchronous(self) -> bool:
@@ -135,7 +137,7 @@ class Walk:
 
     def _snapshot(self) -> StateSnapshot:
         if self._now is None:
-            self._now = call_graph(self.graph, self._is_asynchronous, "get_state", self.place)
+            self._now = latest_moment(self.graph, self._is_asynchronous, self.place)
         return self._now
 
     @property
@@ -669,7 +671,7 @@ def compare(one: Walk, other: Walk, before: str = "", show: Sequence[str] = ()) 
     Args:
         before: a node, at every pause before which the channels `show` stand in a line. None is named: a line holds a channel in which
             the runs differ, where they part and where they stand now. Moments are matched by their turn of a chat, and their number in it.
-        show: names of channels; of all, if none is named.
+        show: names of channels; where none is named, of those that differ.
 
     Raises:
         StepperError: neither has such a node or channel.
@@ -678,20 +680,20 @@ def compare(one: Walk, other: Walk, before: str = "", show: Sequence[str] = ()) 
         raise StepperError(f"compare takes two walks first, got {odd[0]}")
     known = {**one.here.builder.channels, **other.here.builder.channels}
     check_names(one.here, [name for name in show if name not in known])
-    show, runs = show or list(known), [[without_replaced(turn) for turn in walk._turns()] for walk in (one, other)]
+    runs = [[without_replaced(turn) for turn in walk._turns()] for walk in (one, other)]
     most = max(map(len, runs))
     if not before:
         turns = enumerate(zip(*runs, strict=False), 1)
         moments = ((t, n, *pair) for t, both in turns for n, pair in enumerate(zip(*both, strict=False)))
-        parts = (differences(place_of(most, t, n), a, b, show) for t, n, a, b in moments if a.config != b.config)
-        found = [*next(filter(None, parts), []), *differences("now", runs[0][-1][-1], runs[1][-1][-1], show)]
-        return Table(
-            ("", "channel", "first run", "second run ′"), tuple(found), title="where they part, and where they stand now"
-        )
+        parts = (differences(place_of(most, t, n), a, b, show or [*known]) for t, n, a, b in moments if a.config != b.config)
+        found = [*next(filter(None, parts), []), *differences("now", runs[0][-1][-1], runs[1][-1][-1], show or [*known])]
+        title = "where they part, and where they stand now"
+        return Table(("", "channel", "first run", "second run ′"), tuple(found), title=title)
     one._check_stops([before] if before not in nodes_of(other.here) else ())
     turns = enumerate(zip_longest(*runs, fillvalue=list[StateSnapshot]()), 1)
     pauses = [(t, zip_longest(*([one.values for one in path if before in one.next] for path in both))) for t, both in turns]
     pairs = [(f"turn {t}, {i}" if most > 1 else str(i), *pair) for t, found in pauses for i, pair in enumerate(found)]
+    show = show or [name for name in known if any(a and b and len({*lines_of(a, b, name)}) > 1 for _, a, b in pairs)]
     rows = tuple((place, *(line for name in show for line in lines_of(a, b, name))) for place, a, b in pairs)
     marked = frozenset(i for i, row in enumerate(rows) if row[1::2] != row[2::2])
     head = ("", *(f"{name}{which}" for name in show for which in ("", " ′")))

@@ -41,6 +41,7 @@ from learngraph.graphs.studio.walk_session import StudioError, WalkSession
 from learngraph.graphs.studio.widget import studio_view, widget_module
 from learngraph.graphs.wiring.flow import to_mermaid, wire
 from learngraph.memory.errors import UserError
+from learngraph.tools.models.random_tools import HeedfulToolModel
 from learngraph.tools.notebook.tables import StepperError, message_line
 from learngraph.tools.notebook.walk import is_asynchronous, start
 
@@ -506,6 +507,18 @@ def test_a_turn_that_was_sent_goes_on_after_an_answer() -> None:
         edited = {"type": "edit", "edited_action": {"name": "resolve", "args": dict([args])}}
         with pytest.raises(StepperError, match=said):
             act(walks, "resume", answers={question: json.dumps({"decisions": [edited]})})
+    outer = (
+        StateGraph(MessagesState)
+        .add_node("desk", create_agent(HeedfulToolModel(seed=3), [resolve], middleware=[ask]))
+        .add_edge(START, "desk")
+    )
+    around = start(
+        outer.compile(checkpointer=InMemorySaver()), {"messages": "It broke"}
+    ).finish()  # the tools are the subgraph's
+    for walk in (walks.walks["run 1"], around):
+        edited = {"type": "edit", "edited_action": {"name": "resolv", "args": {"how": "refund"}}}
+        with pytest.raises(StepperError, match="there is no tool 'resolv'; did you mean resolve"):
+            walk.resume({"decisions": [edited]})
     answer = json.dumps({"decisions": [{"type": "approve"}]})
     act(walks, "resume", answers={question: answer})
     assert message_line(walks.walks["run 1"].state["messages"][-1]) == "ai: all done"

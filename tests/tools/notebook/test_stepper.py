@@ -105,6 +105,7 @@ def test_forks_do_not_move_each_other() -> None:
     differing = compare(walk, other, before="note", show=["n"])
     assert differing.rows == (("0", "1", "1"), ("1", "2", "2"), ("2", "3", "4"), ("3", "4", "6"), ("4", "5", "–"))
     assert differing.marked == {2, 3, 4}
+    assert compare(walk, other, before="note").head == ("", "n", "n ′", "by", "by ′", "trail", "trail ′"), "those that differ"
     ends = [("now", "n", "5", "6"), ("now", "by", "1", "2"), ("now", "trail", "[1, 2, 3, 4, 5]", "[1, 2, 4, 6]")]
     assert compare(walk, other).rows == (("moment 3", "by", "1", "2"), *ends)
     assert compare(walk, walk.fork()).rows == ()
@@ -179,6 +180,12 @@ WRONG: dict[str, Any] = {
     "step takes the input second, such as {'n': ...}, got hi (a str)": lambda: start(counter(InMemorySaver()), "hi"),
     "go_on takes an input, such as {'n': ...}, got 3 (an int)": lambda: begun().finish().go_on(3),
     "InMemorySaver": lambda: start(counter(), {"n": 0, "by": 1}),
+    "holds nothing of thread_id 'lost'; step(graph, input, thread=NAME) begins a run": lambda: Walk(
+        counter(InMemorySaver()), {"configurable": {"thread_id": "lost"}}
+    ),
+    "such as {'configurable': {'thread_id': 'walk-1'}}; got 'walk-1'": lambda: Walk(
+        counter(InMemorySaver()), cast(Any, "walk-1")
+    ),
 }
 
 
