@@ -10,7 +10,7 @@ from langchain_core.messages import BaseMessage
 from pydantic import BaseModel
 
 from ...nodes.act.choose import softmax
-from ...tools.notebook.tables import to_line
+from ...tools.notebook.tables import call_lines, to_line
 from ..wiring.mermaid import read_flow
 from ..wiring.picture import describe_node
 
@@ -67,7 +67,8 @@ def show_value(value: Any, depth: int = 0) -> dict[str, Any]:
     """A value as `line` (a short text) and, where there is more to see, one of `text`, `table` and `items`."""
     shown: dict[str, Any] = {"line": to_line(value)}
     if isinstance(value, BaseMessage):
-        shown["message"] = {"from": value.type, "text": str(value.text)[:MAX_TEXT], "images": _images(value)}
+        said = {"from": value.type, "text": str(value.text)[:MAX_TEXT], "images": _images(value)}
+        shown["message"] = said | {"calls": [call[:MAX_TEXT] for call in call_lines(value)]}
     if isinstance(value, str):
         if shown["line"] != value:
             shown["text"] = value[:MAX_TEXT] + (f"… (of {len(value):,} characters)" if len(value) > MAX_TEXT else "")

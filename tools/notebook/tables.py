@@ -48,7 +48,9 @@ def table(records: Sequence[Any], show: Sequence[str] = ()) -> Table:
     if unknown := [name for name in names if name not in known]:
         raise StepperError(f"there is no column {unknown[0]!r}; there are {', '.join(known)}")
     rows = [[one[name] if isinstance(one, Mapping) else getattr(one, name) for name in names] for one in records]
-    return Table(names, tuple(tuple(map(to_line, row)) for row in rows))
+    lines = tuple(tuple(map(to_line, row)) for row in rows)
+    whole = {(i, n): _whole(row[n]) for i, row in enumerate(rows) for n, line in enumerate(lines[i]) if line.endswith("…")}
+    return Table(names, lines, whole=whole)
 
 
 def to_line(value: Any, limit: int = MAX_LINE) -> str:
@@ -121,10 +123,14 @@ def channel_rows(name: str, value: Any) -> list[tuple[str, str, str]]:
     rows = []
     for number, part in enumerate(parts):
         line = to_line(part)
-        said = message_line(part) if isinstance(part, BaseMessage) else part
-        whole = said if isinstance(said, str) else pformat(said, width=110)
-        rows.append((name if not number else "", line, whole if line.endswith("…") else ""))
+        rows.append((name if not number else "", line, _whole(part) if line.endswith("…") else ""))
     return rows
+
+
+def _whole(value: Any) -> str:
+    """A value whose line is cut."""
+    said = message_line(value) if isinstance(value, BaseMessage) else value
+    return said if isinstance(said, str) else pformat(said, width=110)
 
 
 def message_line(message: BaseMessage) -> str:
@@ -139,13 +145,21 @@ def message_line(message: BaseMessage) -> str:
         for block in message.content_blocks
         if (kind := block["type"]) not in ("text", "tool_call", "invalid_tool_call")
     ]
+    calls = call_lines(message)
+    words = " ".join(filter(None, said))
+    return " ".join([f"{speaker}: {words}" if words else speaker, *(["->", ", ".join(calls)] if calls else [])])
+
+
+def call_lines(message: BaseMessage) -> list[str]:
+    """The tools that a message calls, a line each, such as `resolve(how='refund')`."""
     calls = [
         f"{call['name']}({', '.join(f'{name}={value!r}' for name, value in call['args'].items())})"
         for call in getattr(message, "tool_calls", ())
     ]
-    calls += [f"{call['name']}({call['args']}), which cannot be read" for call in getattr(message, "invalid_tool_calls", ())]
-    words = " ".join(filter(None, said))
-    return " ".join([f"{speaker}: {words}" if words else speaker, *(["->", ", ".join(calls)] if calls else [])])
+    return [
+        *calls,
+        *(f"{call['name']}({call['args']}), which cannot be read" for call in getattr(message, "invalid_tool_calls", ())),
+    ]
 
 
 def check_channels(graph: Any, values: Mapping[str, Any]) -> None:

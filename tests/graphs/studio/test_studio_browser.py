@@ -557,9 +557,11 @@ async def test_an_agent_is_talked_to_and_its_call_approved_with_another_argument
 
 
 TALKER = """
-from langchain.agents import create_agent
-from langchain_core.language_models import FakeListChatModel
-graph = create_agent(FakeListChatModel(responses=[WORDS]), [])
+from langchain_core.messages import AIMessage
+from langgraph.graph import START, MessagesState, StateGraph
+call = {"name": "look", "args": {"where": "in the drawer " * 9}, "id": "1"}
+answer = AIMessage(WORDS, tool_calls=[call, {"name": "wait", "args": {}, "id": "2"}])
+graph = StateGraph(MessagesState).add_node("talk", lambda state: {"messages": answer}).add_edge(START, "talk").compile()
 """
 WORDS = """## Plan
 A **bold** word, *one* `code **not bold**` and <img src=x onerror="document.title='hacked'">.
@@ -598,6 +600,7 @@ async def test_a_models_markdown_is_shown_and_its_tags_stay_text(app_folder: Pat
         '<ul><li><p>first <a href="https://example.org/a_b" target="_blank" rel="noopener noreferrer">page</a></p>'
         "<ul><li><p><code>inner</code></p></li></ul></li><li><p>[no link](javascript:alert(1))</p></li></ul>"
         '<ol start="3"><li><p>three</p></li><li><p>four</p></li></ol><pre>print("**")</pre><p>snake_case_stays 2*3*4</p>'
+        f"""<code class="calls">look(where='{"in the drawer " * 9}')</code><code class="calls">wait()</code>"""
     )
 
 

@@ -201,6 +201,7 @@ def test_records_as_a_table() -> None:
     assert shown.rows == (("<north>", "0.25"), ("south", "0.1235"))
     assert "&lt;north&gt;" in shown._repr_html_()
     assert table([]).rows == ()
+    assert f"</summary>{'a word ' * 40}</details>" in table([{"line": 3, "said": "a word " * 40}])._repr_html_()
     with pytest.raises(StepperError, match="no column 'value'"):
         table(neighbours, ["value"])
 

@@ -3,9 +3,9 @@ const { html, useEffect, useRef, useState } = viewLibrary;
 import { markdown } from "./markdown.js";
 
 export function Said({ item }) {
-  const { from, text, images } = item.message, calls = item.items?.some((part) => part.name === "tool_calls") && item.line.split(" -> ").at(-1);
+  const { from, text, images, calls } = item.message;
   return html`<div class=${`said ${from}`}><b class="from">${from}</b>${text && (from === "ai" ? markdown(text) : html`<span>${text}</span>`)}${images.map((address) => html`<img src=${address} alt="a picture in the message"/>`)}
-    ${calls && html`<code class="calls">${calls}</code>`}</div>`;
+    ${calls.map((call) => html`<code class="calls">${call}</code>`)}</div>`;
 }
 
 export function Chat({ state, live, act, can, busy }) {

@@ -12,7 +12,7 @@ export function Value({ value, open = false, edit = null }) {
   const form = edit?.form();
   if (form) return html`<div class="value">${form}</div>`;
   const pen = edit?.begin && html`<button type="button" class="plain pen" aria-label=${`edit ${name}`} title="edit; the walk becomes a what-if" onClick=${(event) => { event.preventDefault(); edit.begin(); }}>✎</button>`;
-  const head = html`${pen}<span class="key">${name}</span>${changed && html`<span class="changed" title="changed by the last step">changed</span>`}<span class="line">${line}</span>`;
+  const head = html`${pen}<span class="key">${name}</span>${" "}${changed && html`<span class="changed" title="changed by the last step">changed</span>`}<span class="line">${line}</span>`;
   if (text === undefined && !table && !items) return html`<div class="value">${head}</div>`;
   return html`<details class="value" open=${open || shown}><summary>${head}</summary><div class="inner">
     ${text !== undefined && html`<pre>${text}</pre>`}
