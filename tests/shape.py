@@ -13,11 +13,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 85_212, "tests": 70_007}
+LINES: Mapping[str, int] = {"source": 85_215, "tests": 70_022}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
-    "graphs/agents": 7_734,
+    "graphs/agents": 7_737,
     "graphs/baselines": 1_670,
     "graphs/cli": 2_908,
     "graphs/experiments": 7_677,

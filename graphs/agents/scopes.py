@@ -471,7 +471,10 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
 
     def keep_out(self, labels: tuple[str, ...], thread: str, reason: str, digest: str = "") -> None:
         """As `quarantine`, in the scope with these labels; `digest` as of `ConversationStore.quarantine`."""
-        groups = comparisons_with(kept := self._memory(labels).conversations, [thread])
+        kept = self._memory(labels).conversations
+        if kept.is_held(thread, digest):  # as at each step of a turn that was found
+            return
+        groups = comparisons_with(kept, [thread])
         if kept.quarantine(thread, reason, digest):
             self.erase_lessons(labels, groups)
             LOG.warning("%s: nothing is learned from conversation %s: %s", self.method, thread, clean_text(reason))

@@ -460,16 +460,16 @@ class ConversationStore:
             True if it was not quarantined before.
         """
         with self._lock:
-            known = self.quarantines.get(thread)
-            if known is not None and (not known.released or (digest and known.digest == digest)):
+            if self.is_held(thread, digest):
                 return False
             self.quarantines.put([Quarantine(thread, clean_text(reason), clean_text(digest))])
             self._withdraw({thread})
             return True
 
-    def is_held(self, thread: str) -> bool:
-        """True if a conversation is quarantined."""
-        return (known := self.quarantines.get(thread)) is not None and not known.released
+    def is_held(self, thread: str, digest: str = "") -> bool:
+        """True if a conversation is quarantined, or was released in spite of the text with this digest."""
+        known = self.quarantines.get(thread)
+        return known is not None and (not known.released or (bool(digest) and known.digest == digest))
 
     def open_quarantines(self) -> list[Quarantine]:
         """The conversations that are quarantined."""
