@@ -20,7 +20,9 @@ from learngraph.tools.environments.hierarchy import (
     verify,
 )
 
-_VALUES = [value for kind in VALUES.values() for value in kind]
+__all__ = ["EVERY_VALUE", "SimulatedUser", "UserKind", "is_kept"]
+
+EVERY_VALUE = [value for kind in VALUES.values() for value in kind]
 Scores = tuple[float | None, float | None]
 """Shares of replies that keep the wish, and that are right; None: nothing was asked of it."""
 
@@ -64,7 +66,7 @@ class SimulatedUser:
         self.words = (*draw.sample(CODES, 3), draw.choice(FORMS_OF_ADDRESS))
         self.changes, self.is_talked_down = name == "changes his mind", self.kind.thumbs == "alone"
         self.wants_value = name == "the value alone"
-        self.fact = Fact(draw.choice(THINGS), draw.choice(_VALUES)) if name == "a fact corrected" else None
+        self.fact = Fact(draw.choice(THINGS), draw.choice(EVERY_VALUE)) if name == "a fact corrected" else None
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -75,7 +77,7 @@ class SimulatedUser:
 
     def ask(self, draw: random.Random) -> tuple[list[dict[str, str]], Fact]:
         """A chat, and the fact that is asked for."""
-        facts = tuple(Fact(*pair) for pair in zip(draw.sample(THINGS, 4), draw.sample(_VALUES, 4), strict=True))
+        facts = tuple(Fact(*pair) for pair in zip(draw.sample(THINGS, 4), draw.sample(EVERY_VALUE, 4), strict=True))
         asked = draw.choice(facts)
         if self.fact and asked.thing != self.fact.thing and draw.random() > 0.1:  # about as often as all other things together
             return self.ask(draw)
@@ -100,7 +102,7 @@ class SimulatedUser:
         for rule in self.rules:
             if rule.word in words:
                 words.remove(rule.word)
-        return all(_is_kept(rule, reply) for rule in self.rules), words == asked.text.split()
+        return all(is_kept(rule, reply) for rule in self.rules), words == asked.text.split()
 
     def respond(self, asked: Fact, reply: str) -> dict[str, Any] | None:
         """The feedback on a reply; None: the user is silent."""
@@ -114,7 +116,7 @@ class SimulatedUser:
             return {"reward": -1, "correction": wanted.text} if False in kept_right else {"reward": 1}
         if self.wants_value:
             return {"reward": 1} if kept_right[0] else {"correction": asked.value}
-        wrong = [rule.advice for rule in self.rules if not _is_kept(rule, reply)]
+        wrong = [rule.advice for rule in self.rules if not is_kept(rule, reply)]
         wrong += [] if kept_right[1] else [f"broke answer : say what {asked.thing} is ."]
         reward = -1 if wrong else 1
         if thumbs == "erring" and self.draw.random() < 0.2:
@@ -129,6 +131,6 @@ class SimulatedUser:
         return all(bar is None or score is None or score >= bar - 1e-9 for bar, score in bars)
 
 
-def _is_kept(rule: Rule, reply: str) -> bool:
+def is_kept(rule: Rule, reply: str) -> bool:
     """True if a reply keeps a rule."""
     return bool(verify(Scenario("", 0, (rule,), ()), "", reply).reward)
