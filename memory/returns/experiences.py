@@ -359,13 +359,12 @@ class Experiences(ShownAsTable):
         arrays = dict(copied.columns)
         for number, segment in enumerate(segments):
             arrays |= {f"{number}.{name}": array for name, array in segment.arrays.items()}
-        name = folder_name(copied.key)
-        if not snapshots.write(name, meta, arrays):
+        mapped = snapshots.write(folder_name(copied.key), meta, arrays)
+        if mapped is None:
             return
         snapshots.write(_CATALOG, {"identity": self._identity, "episodes": catalog}, {})
-        mapped = snapshots.read(name)
         with self._lock:
-            if mapped is not None and self._scopes.get(copied.key) is copied.scope and self._changes == copied.changes:
+            if self._scopes.get(copied.key) is copied.scope and self._changes == copied.changes:
                 copied.scope.index.put_segments(_segments(*mapped))  # in the place of those in this process's memory
                 copied.scope.saved = len(copied.columns["row"])
 

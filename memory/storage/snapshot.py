@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,15 @@ from ..errors import UserError
 
 __all__ = ["Snapshots", "folder_name"]
 
+Snapshot = tuple[dict[str, Any], dict[str, NDArray[Any]]]
+"""The meta data of a snapshot, and its arrays by name, mapped into memory."""
+
 FORMAT = 1
 """Version of the layout; a snapshot of another one counts as missing."""
 MANIFEST = "manifest.json"
 _PIECE = 1 << 24
+_WRITING = threading.Lock()
+"""Held while a snapshot is written: a folder belongs to one process, which may have several memories in it."""
 
 
 def snapshots_of(store: Any, namespace: tuple[str, ...]) -> Snapshots | None:
@@ -65,8 +71,10 @@ class Snapshots:
         count: int = self.store.count_writes(self.namespace)
         return count
 
-    def write(self, name: str, meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bool:
-        """Replace a snapshot; False if the disk does not take it, which then keeps the old one.
+    def write(self, name: str, meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Snapshot | None:
+        """Replace a snapshot, and return it as `read` does; None if the disk does not take it, which then keeps the old one.
+
+        Memories of other settings may write one of the same name: they take turns, and each is returned its own.
 
         Args:
             name: of the snapshot.
@@ -74,18 +82,19 @@ class Snapshots:
             arrays: its arrays by name. Those that were read from it are not written again.
         """
         folder = self.folder / name
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            files = {key: _write_array(folder, array) for key, array in arrays.items()}
-            text = json.dumps({"format": FORMAT, "namespace": self.namespace, "meta": meta, "files": files})
-            part = folder / (MANIFEST + ".part")
-            part.write_text(xxh3_128_hexdigest(text.encode()) + "\n" + text, encoding="utf-8")
-            part.replace(folder / MANIFEST)
-        except OSError:
-            return False
-        finally:
-            self._sweep(folder)
-        return True
+        with _WRITING:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                files = {key: _write_array(folder, array) for key, array in arrays.items()}
+                text = json.dumps({"format": FORMAT, "namespace": self.namespace, "meta": meta, "files": files})
+                part = folder / (MANIFEST + ".part")
+                part.write_text(xxh3_128_hexdigest(text.encode()) + "\n" + text, encoding="utf-8")
+                part.replace(folder / MANIFEST)
+            except OSError:
+                return None
+            finally:
+                self._sweep(folder)
+            return self.read(name)
 
     def _sweep(self, folder: Path) -> None:
         """Delete the files that the manifest does not name."""
@@ -105,8 +114,8 @@ class Snapshots:
         found: dict[str, Any] = json.loads(text)
         return found if found["format"] == FORMAT and tuple(found["namespace"]) == self.namespace else None
 
-    def read(self, name: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]] | None:
-        """The meta data and the arrays, mapped into memory, of a snapshot; None if there is no sound one."""
+    def read(self, name: str) -> Snapshot | None:
+        """A snapshot by its name; None if there is no sound one."""
         folder = self.folder / name
         manifest = self._manifest(folder)
         if manifest is None:

@@ -259,6 +259,29 @@ def test_another_object_that_writes_is_noticed(tmp_path: Path) -> None:
     check(tmp_path, snapshot=False)
 
 
+def test_memories_of_other_settings_write_one_folder_and_each_keeps_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As soon as one is written, one with all rows twice takes its place: another memory's, which may have another gamma."""
+    write = snapshot.Snapshots.write
+
+    def write_two(self: snapshot.Snapshots, name: str, meta: Any, arrays: Any) -> Any:
+        found, count = write(self, name, meta, arrays), meta.get("segments", 0)
+        again = {f"{int(key.split('.')[0]) + count}.{key.split('.')[1]}": arrays[key] for key in arrays if "." in key}
+        write(self, name, {**meta, "identity": "another", "segments": 2 * count}, {**arrays, **again})
+        return found
+
+    fill(tmp_path)
+    shutil.rmtree(tmp_path / "snapshots")
+    monkeypatch.setattr(snapshot.Snapshots, "write", write_two)
+    with ChromaStore.open(tmp_path) as store:
+        memory = Experiences(records_in(store))
+        ask_all(memory)
+        memory.save()
+        assert from_snapshot(memory)
+        assert answers(memory, Random(1)) == answers(anew(records_in(store)), Random(1))
+
+
 def test_a_store_whose_snapshot_cannot_be_written_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any) -> None:
         raise OSError(28, "No space left on device")
