@@ -58,7 +58,8 @@ class RandomAgent:
 
     def pick(self, name: str) -> str:
         target = self.random.choice(self.arrows[name] if self.random.random() < 0.85 else [*NAMES, "END"])
-        self.lies += [(name, target)] if target not in [*self.arrows[name], "END"] else []
+        is_dropped = target == "END" and self.kinds[name] == "fan-out"  # a Send to the end is none
+        self.lies += [(name, target)] if target not in self.arrows[name] and not is_dropped else []
         return END if target == "END" else target
 
     def send(self, target: str) -> Any:
@@ -81,7 +82,6 @@ class RandomAgent:
     def router(self, name: str) -> Any:
         def route(state: Walked) -> Any:
             target = self.pick(name)
-            self.lies += [(name, "END")] if target == END and "END" not in self.arrows[name] else []
             return "END" if target == END else self.send(target)
 
         route.__annotations__["return"] = Literal[tuple(self.arrows[name])]
