@@ -77,9 +77,10 @@ def test_the_tokenizer_knows_every_word_of_the_scenarios() -> None:
             assert tokenizer.unk_token_id not in tokenizer(text)["input_ids"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "made",
-    [pytest.param(train, marks=pytest.mark.long, id="pocket"), pytest.param(guard_train, marks=pytest.mark.slow, id="guard")],
+    [pytest.param(train, id="pocket"), pytest.param(guard_train, id="guard")],
 )
 def test_training_lowers_the_loss_and_writes_a_model_that_loads(
     made: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

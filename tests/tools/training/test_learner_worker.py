@@ -126,6 +126,7 @@ def test_a_learner_that_cannot_start_is_no_fault_of_a_minibatch_and_is_tried_aga
     late.close()
 
 
+@pytest.mark.long  # one more process that imports torch, for a sentence
 def test_a_learner_of_another_model_than_the_engines_does_not_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     shelf = StoredVersions(tmp_path)
     other = WorkerLearner(LearnerModel("pocket"), shelf.folder, shelf.write, SMALL, nice=0, base="c")
@@ -147,6 +148,7 @@ def test_a_killed_worker_loses_nothing(worker: WorkerLearner, pocket: LocalChatM
     assert worker.restarts == restarts + 1
 
 
+@pytest.mark.long  # test_a_killed_worker_loses_nothing kills one, too
 def test_a_worker_that_dies_of_its_work_is_the_machines_fault(worker: WorkerLearner, pocket: LocalChatModel) -> None:
     """Not the batch's, so that nobody rejects the batch; the next call starts another worker, which does the same as the first."""
     large = minibatch(pocket, worker.base, size=8)
