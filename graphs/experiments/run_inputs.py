@@ -114,7 +114,7 @@ def policy_kind(options: RunOptions, environment: Any, model: Any, scores: bool)
 
 def judge_node(options: RunOptions, environment: Any, model: Any, journal: Any) -> Any:
     """The node that rewards the steps of a finished episode; None where the environment's rewards hold."""
-    from ...nodes.evaluate import changed_rewards, judge
+    from ...nodes.evaluate import changed_rewards, judge, preference
 
     prompts = options.prompts
     made: Mapping[str, Callable[[], Any]] = {
@@ -125,7 +125,7 @@ def judge_node(options: RunOptions, environment: Any, model: Any, journal: Any) 
         "self:sparse": lambda: judge.self_judge(
             model, journal, prompts, sparse=True, shows_answers=not hasattr(environment, "read")
         ),
-        "pairwise": lambda: judge.pairwise_judge(model, journal, _reference(options, environment), prompts),
+        "pairwise": lambda: preference.pairwise_judge(model, journal, _reference(options, environment), prompts),
         "model": lambda: judge.model_judge(model, journal, prompts),
         "hindsight": lambda: changed_rewards.hindsight_judge(journal),
     }

@@ -10,7 +10,7 @@ is None, never 0: a zero would be evidence against the actions.
 | `model_judge` (JitRL's, sees the world's rewards; each step's own part, or in hindsight) | -10 to 10 | -10 to 10 | |
 | `self_judge` (ICRL's, sees no rewards) | 0 to 3 | 0 to 10, for the whole attempt | 0 to 3 (T - 1) + 10 |
 | `self_judge`, sparse | 0 | 0 to 10 | 0 to 10 |
-| `pairwise_judge` (against a reference answer, which is worth 5) | 0 | .5 to 9.5 | .5 to 9.5 |
+| `pairwise_judge` (against a reference answer, which is worth 5; preference.py) | 0 | .5 to 9.5 | .5 to 9.5 |
 
 In a sparse scheme a step without a reward of its own has the reward 0, by definition of the scheme. A judgement that fails is
 missing for every step; where a judge leaves out a step, or gives it no number, only that step's is. Every attempt is judged, also the
@@ -22,28 +22,26 @@ or discounting later rewards would count that twice. `full_success`: the return 
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set, Sized
 from dataclasses import dataclass
 from itertools import islice
 from numbers import Real
 from pathlib import Path
-from statistics import fmean
-from typing import Any, ClassVar, NotRequired, cast
+from typing import Any, ClassVar, NotRequired
 
 from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import Runnable
 from langchain_core.runnables.utils import Input, Output
 from typing_extensions import TypedDict
 
 from ...memory.records import Observation, Task, Usage
 from ...memory.storage.journal import Journal
-from ..ask import Ask, BadReply, State
+from ..ask import Ask, BadReply
 from ..prompt import Prompt
 from ..read_reply import Unreadable, answer_text, read_number, read_object, read_values
 from ..reply_schemas import NUMBER, STEP_REWARDS, reply_schema
-from ..state import EpisodePlace, HeadChannel, RewardChannels, TaskChannel
+from ..state import HeadChannel, RewardChannels, TaskChannel
 from ..text import clip_text
 
 __all__ = [
@@ -51,11 +49,9 @@ __all__ = [
     "EnvironmentJudge",
     "ModelJudge",
     "NoJudge",
-    "PairwiseJudge",
     "RuleJudge",
     "ZeroJudge",
     "model_judge",
-    "pairwise_judge",
     "self_judge",
 ]
 
@@ -65,17 +61,12 @@ Judge = Callable[[Any], Any] | Runnable[Any, Any]
 RewardRule = Callable[[Task, Sequence[str]], Iterable[float | None]]
 """A rule: the task and the actions taken -> a reward per step, None where the rule cannot tell."""
 
-ReferenceAnswer = Callable[[Task], Sequence[str]]
-"""Task -> the fixed answer that attempts are compared with: a text, or its actions (an environment's `gold`)."""
-
 NO_REWARDS_REASON = "this method goes without rewards"
 """The value of `unjudged` that `NoJudge` gives."""
 
 _STEP, _WHOLE, _PER_STEP = (0.0, 3.0), (0.0, 10.0), (-10.0, 10.0)
 CONTRIBUTION_PROMPTS = "paper/jitrl/judge", "paper/jitrl_web/judge"
 """The prompts for the step's own part: of games (-10 to 10), and of web pages (-3 to 3)."""
-COMPARISON = (1.0, 10.0)
-"""The least and the greatest score of a comparison of two answers; 5 means as good as each other."""
 
 
 class StepCount(TypedDict):
@@ -292,7 +283,7 @@ def self_judge(
         return _ask_for_steps(name, model, messages, limits, prompts)
 
     def read(reply: AIMessage, state: SeenAttempt) -> ModelRewards:
-        return _last(read_score(reply, _WHOLE), state)
+        return reward_last_step(read_score(reply, _WHOLE), state)
 
     again = Prompt.load("ask/again", prompts)
     return ModelJudge(
@@ -301,7 +292,7 @@ def self_judge(
         messages,
         read,
         again,
-        on_bad_reply=_missing_rewards,
+        on_bad_reply=missing_rewards,
         reply_schema=reply_schema(score=NUMBER),
         full_success=_WHOLE[1],
     )
@@ -333,7 +324,7 @@ def _ask_for_steps(
         try:
             rewards, _ = parse(bad.reply, state)
         except Unreadable:
-            return _missing_rewards(bad, state)
+            return missing_rewards(bad, state)
         return {"rewards": rewards, "unjudged": str(bad)}
 
     again = Prompt.load("ask/again", prompts)
@@ -349,53 +340,6 @@ def _ask_for_steps(
     )
 
 
-def pairwise_judge(
-    model: Runnable[Any, Any], journal: Journal, reference: ReferenceAnswer, prompts: Path | None = None
-) -> PairwiseJudge:
-    """Compare the attempt with one fixed reference answer of its task: coherence and quality, where 5 means equally good.
-
-    The model is asked twice, since judges favour a position: s in [1, 10] with the attempt first, s' with the reference first.
-    The reward, on the last step, is the mean of s and 10 - s', in [.5, 9.5]; a judge that goes only by position gives 5. If
-    one of the two is missing, so is the reward, as a single one would favour a position.
-
-    Args:
-        model: the judge.
-        journal: holds the attempt.
-        reference: task -> the answer to compare with. The better it is, the better rewards distinguish good attempts.
-        prompts: a directory whose files override ours.
-    """
-    prompt, again = Prompt.load("judge/pairwise", prompts), Prompt.load("ask/again", prompts)
-
-    def ask_in_order(swapped: bool) -> Ask[CountedAttempt, ModelRewards]:
-        def messages(state: CountedAttempt) -> list[BaseMessage]:
-            answers = [
-                _answer_text([step.action for step in journal.history(state["head"]) if not step.is_lost]),
-                _answer_text(reference(state["task"])),
-            ]
-            first, second = reversed(answers) if swapped else answers
-            return prompt.messages(instruction=state["task"].instruction, first=first, second=second)
-
-        def read(reply: AIMessage, state: CountedAttempt) -> ModelRewards:
-            score = read_score(reply, COMPARISON)
-            return _last(10 - score if swapped else score, state)
-
-        return Ask(
-            "judge/pairwise",
-            model,
-            messages,
-            read,
-            again,
-            on_bad_reply=_missing_rewards,
-            reply_schema=reply_schema(score=NUMBER),
-        )
-
-    return PairwiseJudge((ask_in_order(False), ask_in_order(True)))
-
-
-def _answer_text(answer: Sequence[str]) -> str:
-    return answer if isinstance(answer, str) else "\n".join(answer)
-
-
 def _attempt_text(journal: Journal, state: SeenAttempt, *, rewards: bool, answers: bool = True) -> str:
     """The attempt as judges see it: its steps by number, and the world's answer to the last action."""
     from ..retrieve.chat_layout import ChatLayout  # for judges that ask a model
@@ -406,13 +350,13 @@ def _attempt_text(journal: Journal, state: SeenAttempt, *, rewards: bool, answer
     return (layout.steps(journal.history(state["head"])) + seen).rstrip()
 
 
-def _last(reward: float, state: StepCount) -> ModelRewards:
+def reward_last_step(reward: float, state: StepCount) -> ModelRewards:
     """The channels with a reward for the whole attempt on its last step."""
     before: list[float | None] = [0.0] * (state["step"] - 1)
     return {"rewards": [*before, reward], "unjudged": ""}
 
 
-def _missing_rewards(bad: BadReply, state: StepCount) -> ModelRewards:
+def missing_rewards(bad: BadReply, state: StepCount) -> ModelRewards:
     return {"rewards": [None] * state["step"], "unjudged": str(bad)}
 
 
@@ -423,37 +367,3 @@ def read_score(reply: AIMessage, limits: tuple[float, float]) -> float:
     if number is None or not low <= number <= high:
         raise Unreadable(f"asked for a score from {low:g} to {high:g}, got {value!r}")
     return number
-
-
-class JudgeInput(EpisodePlace, StepCount):
-    """The place of an attempt, which seeds the judge, and the number of its steps; it reads more."""
-
-
-@dataclass(frozen=True)
-class PairwiseJudge(Runnable[JudgeInput | State, ModelRewards]):
-    """A comparison that is asked for in two orders. The reward of a step is the mean of both, and missing if one of them is."""
-
-    role: ClassVar[str] = "model"
-
-    orders: tuple[Ask[CountedAttempt, ModelRewards], ...]
-
-    def invoke(self, input: JudgeInput | State, config: RunnableConfig | None = None, **kwargs: Any) -> ModelRewards:
-        return self._combine([one.invoke(_place(input, n), config) for n, one in enumerate(self.orders)])
-
-    async def ainvoke(self, input: JudgeInput | State, config: RunnableConfig | None = None, **kwargs: Any) -> ModelRewards:
-        asked = [one.ainvoke(_place(input, n), config) for n, one in enumerate(self.orders)]
-        return self._combine(await asyncio.gather(*asked))
-
-    @staticmethod
-    def _combine(judged: Sequence[ModelRewards]) -> ModelRewards:
-        steps = zip(*(one["rewards"] for one in judged), strict=True)
-        return {
-            "rewards": [None if None in both else fmean(cast("Sequence[float]", both)) for both in steps],
-            "unjudged": "; ".join(dict.fromkeys(filter(None, (one["unjudged"] for one in judged)))),
-            "usage": sum((one["usage"] for one in judged), Usage()),
-        }
-
-
-def _place(state: JudgeInput | State, n: int) -> JudgeInput | State:
-    """The state with a run name of its own for each order, since a model that is seeded by the run's name would draw the same."""
-    return {**state, "run": f"{state['run']}/judge/{n}"} if n else state

@@ -28,7 +28,8 @@ from learngraph.memory.records import Observation, Task, Transition, Usage
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.rows import Rows
 from learngraph.nodes.ask import Ask, text
-from learngraph.nodes.evaluate.judge import EnvironmentJudge, PairwiseJudge, RuleJudge, model_judge, pairwise_judge, self_judge
+from learngraph.nodes.evaluate.judge import EnvironmentJudge, RuleJudge, model_judge, self_judge
+from learngraph.nodes.evaluate.preference import PairwiseJudge, pairwise_judge
 from learngraph.nodes.prompt import Prompt
 from learngraph.tools.environments.arithmetic import Game24
 from learngraph.tools.environments.keyword_keep import KeywordKeep
