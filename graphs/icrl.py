@@ -65,8 +65,6 @@ class ICRL(WordingSettings, ChoiceSettings):
     Paper: no limit."""
     last_n: Count = 3
     """Attempts shown with `selection="last"`. Paper's ablation: 3."""
-    rearrange_every: Count = 5
-    """Rounds between two rearrangements of older attempts with `selection="budget"`; prompts are stable in between."""
     max_state_chars: Count | None = 200
     """Characters of a past state's first line that prompts of a model whose actions are scored show. A model that chats sees what
     it read then, up to 600 tokens of each text. None: both whole. The buffer keeps all. Paper: actions cut to 100, observations
@@ -91,7 +89,6 @@ class ICRL(WordingSettings, ChoiceSettings):
             keep=self.selection,
             budget=self.max_memory_tokens,
             last=self.last_n,
-            block=self.rearrange_every,
             strategy=self.instruction,
             one_based=self.one_based,
             **more,

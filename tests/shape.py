@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 85_223, "tests": 70_617}
+LINES: Mapping[str, int] = {"source": 85_217, "tests": 70_609}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -35,7 +35,7 @@ ROOMS: Mapping[str, int] = {
     "memory/storage": 3_011,
     "nodes": 2_868,
     "nodes/act": 1_916,
-    "nodes/evaluate": 862,
+    "nodes/evaluate": 863,
     "nodes/extract": 2_033,
     "nodes/learn": 1_500,
     "nodes/retrieve": 2_189,

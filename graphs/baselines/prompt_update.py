@@ -113,9 +113,7 @@ def build(
     """The graph of one episode; arguments as in `graphs.jitrl.build`."""
     settings = given_settings(inputs, settings, PromptUpdate)
     jitrl = settings.as_jitrl()
-    memory = experiences
-    if memory is None:
-        memory = open_memory(jitrl, inputs)
+    memory = open_memory(jitrl, inputs) if experiences is None else experiences
     check_needs(settings, inputs)
     flow, keys = FLOW, dict[str, Node]()
     shown: list[PromptPart[Any]] = [

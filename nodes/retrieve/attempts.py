@@ -260,8 +260,6 @@ class Compose:
     """Tokens for earlier attempts (`budget` policy); half the window if not given, and at most `MAX_DEFAULT_BUDGET`."""
     last: int = 3
     """Number of attempts (`last` policy)."""
-    block: int = 5
-    """Rounds after which the older attempts are selected anew (`budget` policy)."""
     strategy: InstructionStrategy = "none"
     one_based: bool = False
     list_actions: bool = False
@@ -290,7 +288,7 @@ class Compose:
         if self.keep == "budget":
             from .budget import select_within_budget  # here, too
 
-            shown = select_within_budget(attempts, self._size, room, self.block, self._known)
+            shown = select_within_budget(attempts, self._size, room, known=self._known)
         else:
             count = len(attempts) if self.keep == "all" else self.last
             shown = self._newest_that_fit(attempts[max(len(attempts) - count, 0) :], needed)

@@ -135,7 +135,6 @@ def test_one_round_node_by_node() -> None:
     ("settings", "message"),
     [
         ({"last_n": 0}, "last_n is a whole number of at least 1; got 0"),
-        ({"rearrange_every": 0}, "rearrange_every is a whole number of at least 1"),
         ({"temperature": -1}, "at least 0"),
         ({"instruction": "exploite"}, "ICRL: instruction is one of "),
         ({"selection": "best"}, "ICRL: selection is one of "),

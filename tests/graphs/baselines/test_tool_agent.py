@@ -7,7 +7,6 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,8 +34,6 @@ from learngraph.nodes.cached_model import CachedChatModel
 from learngraph.nodes.extract.rollouts import RolloutPlayer
 from learngraph.tools.agent_tools.interpreter import Toolbox
 from learngraph.tools.agent_tools.search import search_tool
-
-PICTURE = Path(__file__).parents[2] / "pictures" / "tool-agent.mmd"
 
 
 class Sums:

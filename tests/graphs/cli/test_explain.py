@@ -87,7 +87,7 @@ def test_the_published_formulas_are_put_into_their_own_words(played: Path) -> No
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["nowhere", "--step", "0"], "nowhere does not exist; give a folder that `learngraph run` has made"),
+        (["nowhere"], "nowhere does not exist; give a folder that `learngraph run` has made"),
         (["r", "--step", "99"], "episode 3 of r/jitrl-s0 has no step 99; it has 0 to "),
         (["r", "--step", "0", "--episode", "4"], "r/jitrl-s0 has no episode 4; it has 0 to 3"),
         (["r", "--step", "0", "--run-seed", "1"], "r has no seed 1; it has 0, 3"),
@@ -195,11 +195,6 @@ def test_repeats_and_losses_stand_in_the_sentences() -> None:
     assert said.remembered[1] == ("here", "jump", "2", "0.4", "1", "1", "0, 1")
     assert "'open' was never tried there" in text
     assert said.sentences[-1] == "With memory 'open' had the highest logit, and at temperature 0 that decides."
-
-
-def test_of_a_wrong_folder_and_a_missing_step_the_folder_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "nowhere"]) == 2
-    assert "nowhere does not exist" in capsys.readouterr().err
 
 
 def test_visits_are_those_behind_a_neighbour() -> None:
