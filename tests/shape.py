@@ -13,12 +13,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 85_217, "tests": 70_609}
+LINES: Mapping[str, int] = {"source": 85_215, "tests": 70_609}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
     "graphs/agents": 7_737,
-    "graphs/baselines": 1_670,
+    "graphs/baselines": 1_668,
     "graphs/cli": 2_908,
     "graphs/experiments": 7_677,
     "graphs/presets": 115,
@@ -30,15 +30,15 @@ ROOMS: Mapping[str, int] = {
     "memory/claas": 2_825,
     "memory/conversations": 2_308,
     "memory/lessons": 1_332,
-    "memory/returns": 1_049,
+    "memory/returns": 1_048,
     "memory/search": 1_503,
     "memory/storage": 3_011,
     "nodes": 2_868,
     "nodes/act": 1_916,
-    "nodes/evaluate": 863,
+    "nodes/evaluate": 861,
     "nodes/extract": 2_033,
     "nodes/learn": 1_500,
-    "nodes/retrieve": 2_189,
+    "nodes/retrieve": 2_187,
     "nodes/synthesize": 1_315,
     "nodes/update": 2_075,
     "tools/agent_tools": 1_393,

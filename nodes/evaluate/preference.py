@@ -26,9 +26,6 @@ from .judge import CountedAttempt, ModelRewards, StepCount, missing_rewards, rea
 
 __all__ = ["PairwiseJudge", "pairwise_judge", "preference_judge"]
 
-ReferenceAnswer = Callable[[Task], Sequence[str]]
-"""Task -> the fixed answer that attempts are compared with: a text, or its actions (an environment's `gold`)."""
-
 _LIMITS = (1.0, 10.0)
 """The least and the greatest score of the first answer; 5 means as good as each other."""
 
@@ -72,7 +69,7 @@ def preference_judge(model: Runnable[Any, Any], prompts: Path | None = None) -> 
 
 
 def pairwise_judge(
-    model: Runnable[Any, Any], journal: Journal, reference: ReferenceAnswer, prompts: Path | None = None
+    model: Runnable[Any, Any], journal: Journal, reference: Callable[[Task], Sequence[str]], prompts: Path | None = None
 ) -> PairwiseJudge:
     """Compare the attempt with one fixed reference answer of its task: coherence and quality, where 5 means equally good.
 
@@ -83,7 +80,8 @@ def pairwise_judge(
     Args:
         model: the judge.
         journal: holds the attempt.
-        reference: task -> the answer to compare with. The better it is, the better rewards distinguish good attempts.
+        reference: task -> the answer to compare with, as a text or as actions (an environment's `gold`). The better it is, the better
+            rewards distinguish good attempts.
         prompts: a directory whose files override ours.
     """
     prompt, again = Prompt.load("judge/pairwise", prompts), Prompt.load("ask/again", prompts)
