@@ -132,7 +132,9 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
         if self._is_too_large:
             self._refuse_head()
         elif not self._has_too_many:  # that is said behind the answers to those that wait
-            self._refuse(400, "this cannot be read as a request of HTTP/1.1", "invalid_request")
+            is_body = self.cycle is not None and self.cycle.more_body
+            what = "the body cannot be read as chunks" if is_body else "this cannot be read as a request"
+            self._refuse(400, f"{what} of HTTP/1.1", "invalid_request")
 
     def _refuse_head(self) -> None:
         most = f"{MAX_HEADER_BYTES} bytes and {MAX_HEADERS} headers"
@@ -197,8 +199,11 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
     def _refuse(self, status: int, message: str, code: str) -> None:
         self._forget()
         if self.cycle is not None and not self.cycle.response_complete:
-            self.transport.abort()  # in the middle of an answer there is no place for another
-            return
+            if self.cycle.response_started or self.pipeline or not self.cycle.more_body:
+                self.transport.abort()  # in the middle of an answer there is no place for another
+                return
+            self.cycle.disconnected = True  # this is the answer to the request, whose endpoint may wait for its body
+            self.cycle.message_event.set()
         kind = "server_error" if status >= 500 else "invalid_request_error"
         body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}}).encode()
         head = f"HTTP/1.1 {status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"

@@ -287,6 +287,15 @@ def test_what_stands_between_and_behind_the_chunks_of_a_body_is_limited(monkeypa
         assert b" 431 " in read_all(line)
 
 
+def test_a_body_that_is_not_in_chunks_is_refused_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = f"POST /v1/feedback HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {chat_backend.KEY}\r\ntransfer-encoding: chunked\r\n\r\n"
+    with serving(monkeypatch) as url:
+        for start in ("", "2\r\n{}\r\n"):
+            found = read_all(half_request(url, f"{head}{start}odd\r\n".encode()))
+            assert found.count(b"HTTP/1.1 ") == found.count(b"HTTP/1.1 400 ") == found.count(b"cannot be read as chunks") == 1
+        assert httpx.get(url.join("/livez")).status_code == 200
+
+
 @pytest.mark.parametrize("count", [8, 30])
 def test_requests_that_come_at_once_are_answered_and_beyond_nine_it_is_said(
     monkeypatch: pytest.MonkeyPatch, count: int
