@@ -687,6 +687,8 @@ class ExchangeQuery:
     """Id of the exchange after which the list goes on."""
     learned_by: str | None = None
     """A version; only those that its own step learned from."""
+    user: str | None = None
+    """Only those of this end user."""
     is_rated: bool = False
     """Only those with feedback."""
 

@@ -93,9 +93,9 @@ class ReplayQueries:
     def rows(self, query: ExchangeQuery) -> list[ReplayRow]:
         """A tenant's records, newest first."""
         where, values = "r.tenant = ?", [query.tenant]
-        for name, value in (("adapter", query.adapter), ("state", query.state)):
+        for name, value in (("adapter", query.adapter), ("state", query.state), ("user", query.user)):
             if value is not None:
-                where, values = f"{where} AND r.{name} = ?", [*values, value]
+                where, values = f'{where} AND r."{name}" = ?', [*values, value]
         if query.is_rated:
             where = f"{where} AND r.revision > 0"
         if query.before is not None:

@@ -172,6 +172,7 @@ class FakeBackend:
             ids = [row["id"] for row in rows]
             rows = rows[ids.index(query.before) + 1 :] if query.before in ids else []
         rows = [row for row in rows if query.adapter in (None, row["adapter"]) and query.state in (None, row["state"])]
+        rows = [row for row in rows if query.user in (None, self.kept[query.tenant, row["id"]].user)]
         return rows[: query.limit]
 
     async def experience(self, tenant: str, id: str) -> dict[str, Any] | None:

@@ -33,6 +33,7 @@ LOG = logging.getLogger("learngraph.chat_server")
 BODY_SECONDS = 30.0
 """Longest time that a client may take to send a request's body."""
 AdapterName = Annotated[str, InPath(pattern=NAME_PATTERN)]
+EndUser = Annotated[str | None, Query(min_length=1, max_length=512)]
 VersionName = Annotated[str, Query(min_length=1, max_length=256)]
 
 
@@ -201,8 +202,9 @@ class ChatApi:
         limit: Annotated[int, Query(ge=1, le=200)] = 50,
         before: Annotated[str | None, Query(min_length=1, max_length=256)] = None,
         learned_by: Annotated[str | None, Query(min_length=1, max_length=256)] = None,
+        user: EndUser = None,
     ) -> Response:
-        query = ExchangeQuery(request.state.tenant.name, adapter, state, limit + 1, before, learned_by)
+        query = ExchangeQuery(request.state.tenant.name, adapter, state, limit + 1, before, learned_by, user)
         rows = await self.backend.experiences(query)
         return json_response({"object": "list", "data": rows[:limit], "has_more": len(rows) > limit})
 
@@ -224,7 +226,7 @@ class ChatApi:
         self,
         request: Request,
         confirm: Annotated[Literal["all"] | None, Query()] = None,
-        user: Annotated[str | None, Query(min_length=1, max_length=512)] = None,
+        user: EndUser = None,
         older_than_days: Annotated[float | None, Query(ge=0, allow_inf_nan=False)] = None,
         withdraw: Annotated[bool, Query()] = False,
     ) -> Response:

@@ -813,8 +813,11 @@ def test_rows_are_paged_newest_first(tmp_path: Path) -> None:
         assert [row.exchange.id for row in replay.rows(ExchangeQuery("acme", limit=9, before="r4"))] == ["r3", "r2", "r1", "r0"]
         assert [row.exchange.id for row in replay.rows(ExchangeQuery("acme", "other"))] == ["r5"]
         assert replay.rows(ExchangeQuery("acme", before="unknown")) == []
+        replay.append(replace(exchange("r6"), user="mary"))
+        assert [row.exchange.id for row in replay.rows(ExchangeQuery("acme", user="mary"))] == ["r6"]
+        assert replay.rows(ExchangeQuery("rival", user="mary")) == []
         assert replay.ready_counts() == {("acme", "default"): 5}
-        assert replay.counts() == {"pending": 1, "ready": 5}
+        assert replay.counts() == {"pending": 2, "ready": 5}
         assert replay.counts("acme", "other") == {"pending": 1}
 
 

@@ -373,7 +373,7 @@ def test_errors_have_one_shape_everywhere(client: httpx.Client) -> None:
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
         assert answer.headers["x-request-id"].startswith("req_")
     assert client.get("/v1/experiences?limit=0").json()["error"]["param"] == "limit"
-    assert "'after'; there are adapter, state, limit, before" in client.get("/v1/experiences?after=x").text
+    assert "'after'; there are adapter, state, limit, before, learned_by, user" in client.get("/v1/experiences?after=x").text
     assert "POST" in client.get("/v1/chat/completions").headers["allow"]
 
 
@@ -561,6 +561,7 @@ def test_experiences_are_listed_page_by_page_and_deleted() -> None:
         assert ([row["id"] for row in page["data"]], page["has_more"]) == (ids[:2], True)
         page = client.get(f"/v1/experiences?limit=3&before={ids[1]}").json()
         assert ([row["id"] for row in page["data"]], page["has_more"]) == (ids[2:], False)
+        assert client.get("/v1/experiences?user=mary").json()["data"] == []
         assert client.get(f"/v1/experiences/{ids[0]}").json()["reply"] == "you said hi there (None)"
         assert client.post(f"/v1/experiences/{ids[0]}/release").json() == {"released": ids[0]}
         assert client.delete(f"/v1/experiences/{ids[0]}").json()["deleted"] == 1
