@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 85_224, "tests": 70_623}
+LINES: Mapping[str, int] = {"source": 85_238, "tests": 70_636}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -24,7 +24,7 @@ ROOMS: Mapping[str, int] = {
     "graphs/presets": 115,
     "graphs/serving": 2_369,
     "graphs/studio": 2_214,
-    "graphs/wiring": 4_504,
+    "graphs/wiring": 4_518,
     "memory": 1_497,
     "memory/attempts": 650,
     "memory/claas": 2_825,

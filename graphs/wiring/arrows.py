@@ -22,7 +22,7 @@ from langgraph.types import Command, Send
 
 from ...memory.errors import did_you_mean, type_of
 from .mermaid import Edge, FlowError, shown_label
-from .node_errors import wrong_arguments, wrong_parts
+from .node_errors import work_pieces, wrong_arguments, wrong_parts
 
 __all__ = ["Branching", "FanOutBranch", "Finding", "Wiring"]
 
@@ -164,7 +164,7 @@ class FanOutBranch:
         return f"{getattr(self.fan_out, '__name__', 'fan_out')} to {' and '.join(self.targets)}"
 
     def __call__(self, state: Any) -> Sequence[Send]:
-        pieces = list(self.fan_out(state))
+        pieces = work_pieces(self.fan_out(state), self.targets)
         sends = [piece for piece in pieces if isinstance(piece, Send)]
         works = [piece for piece in pieces if not isinstance(piece, Send)]
         return sends + [Send(target, work) for target in self.targets if target != END for work in works]
@@ -212,18 +212,17 @@ def _names(wiring: Wiring) -> list[Finding]:
     edges, nodes = wiring.edges, wiring.nodes
     drawn = wiring.drawn_names
     known = {*nodes, *wiring.others}
-    found = [
-        Finding(
-            _line(wiring, name),
-            f"the flow draws '{name}', but there is no such node; there are {sorted(known)}{name_hint(name, known)}",
-        )
-        for name in sorted(drawn - nodes.keys())
-    ]
+    unknown = "the flow draws '{}', but there is no such node; there are {}{}"
+    told = [(name, unknown.format(name, sorted(known), name_hint(name, known))) for name in sorted(drawn - nodes.keys())]
+    found = [Finding(_line(wiring, name), said) for name, said in told]
     if found:
         return found
     found += [
         Finding(0, f"node '{name}' is not in the flow; it draws {sorted(drawn)}") for name in sorted(nodes.keys() - drawn)
     ]
+    given = {**dict.fromkeys(wiring.fan_outs, "fan-out function"), **dict.fromkeys(wiring.routers, "router")}
+    said = "there is a {} for '{}', which is not drawn{}"
+    found += [Finding(0, said.format(given[n], n, name_hint(n, drawn))) for n in sorted(given.keys() - drawn - {"START"})]
     wrong = [e for e in edges if e.source == "END" or e.target == "START"]
     return found + [Finding(e.line, "nothing leaves END and nothing enters START") for e in wrong[:1]]
 

@@ -1,6 +1,6 @@
 """The parts, arguments and updates of a graph's nodes where they are wrong: in words, in place of an error from within LangGraph."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import fields, is_dataclass
@@ -16,7 +16,7 @@ from langgraph._internal._runnable import RunnableCallable
 from langgraph.errors import InvalidUpdateError
 from langgraph.graph._node import StateNodeSpec
 from langgraph.pregel._algo import apply_writes
-from langgraph.types import Command
+from langgraph.types import Command, Send
 
 from ...memory.errors import UserError, did_you_mean, type_of
 from ...memory.graph_input import InputError, check_names, explain_error, list_names
@@ -122,6 +122,21 @@ def explaining(graph: Any, given: Any) -> Iterator[None]:
             f"{' and '.join(dict.fromkeys(wrote))} ran at the same time, and {ran} `{channel}`, which holds one value; give the channel a "
             f"reducer, such as {channel}: Annotated[list, operator.add],{order}".rstrip(",")
         ) from error
+
+
+def work_pieces(returned: Any, targets: Sequence[str]) -> list[Any]:
+    """The pieces of work that a fan-out function returned: inputs of the nodes that it starts, or Sends.
+
+    Raises:
+        FlowError: it returned neither.
+    """
+    if isinstance(returned, Send):
+        return [returned]
+    if not isinstance(returned, Iterable) or isinstance(returned, str | Mapping):
+        a, came = next((one for one in targets if one != "__end__"), "END"), f"{type_of(returned)} ({returned!r:.60})"
+        said = f"and it returns a list with an input of '{a}' for each start, such as [{{...}}, {{...}}], or a list of Sends"
+        raise FlowError(f"the fan-out that starts '{a}' returned {came if returned is not None else 'None'}, {said}")
+    return list(returned)
 
 
 def ends_here(source: str | None) -> str:
