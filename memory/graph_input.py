@@ -13,7 +13,7 @@ from typing_extensions import is_typeddict
 
 from .errors import UserError, did_you_mean, type_of
 
-__all__ = ["InputError"]
+__all__ = ["InputError", "needed_channels"]
 
 
 class InputError(UserError, ValueError):
@@ -43,7 +43,7 @@ def check_names(graph: Any, given: Any) -> None:
     if not isinstance(given, Mapping):
         return
     others = [name for name in given if name not in graph.builder.channels]
-    are_all = len(others) == len(given) and not _needed(graph.builder)
+    are_all = len(others) == len(given) and not needed_channels(graph.builder)
     for name in others:
         near = did_you_mean(str(name), channels - given)
         if near or are_all:
@@ -63,7 +63,7 @@ def explain_error(graph: Any, given: Any, error: BaseException | None = None) ->
         return
     hints = {name: _bare(hint) for name, hint in _hints(builder.input_schema).items()}
     error = error.__cause__ if isinstance(error, InputError) and error.__cause__ else error  # of a node
-    needed = _needed(builder)
+    needed = needed_channels(builder)
     lacking = [name for name in needed if name not in given]
     form = ", ".join(f"{name}: {type_name(hints[name])}" for name in needed or hints)
     if lacking and (error is None or (isinstance(error, KeyError) and error.args[:1] in [(name,) for name in lacking])):
@@ -83,7 +83,7 @@ def _named(graph: Any) -> str:
     return "" if graph.name == "LangGraph" else f"{graph.name}: "
 
 
-def _needed(builder: Any) -> list[str]:
+def needed_channels(builder: Any) -> list[str]:
     """The channels that an input cannot do without: unknown where the schema of the input is that of the whole state."""
     if builder.input_schema in (builder.state_schema, getattr(builder.state_schema, "extends", None)):  # of a redrawn graph
         return []

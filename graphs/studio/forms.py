@@ -9,9 +9,10 @@ from langchain_core.messages import BaseMessage
 from langgraph.channels import LastValue
 from langgraph.types import Overwrite
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from typing_extensions import is_typeddict
 
 from ...memory.errors import UserError
-from ...memory.graph_input import check_input, check_names
+from ...memory.graph_input import check_input, check_names, needed_channels
 from ...tools.notebook.moments import tools_of
 from ...tools.notebook.tables import channel_types, to_line
 from ..arms import check_value
@@ -118,6 +119,8 @@ def input_form(graph: Any, usual: Any = None) -> dict[str, Any]:
         parts = {name: _adapter(graph, name).json_schema() for name in graph.builder.schemas[graph.builder.input_schema]}
         known = {name: part for one in parts.values() for name, part in one.get("$defs", {}).items()}
         schema = {"type": "object", "properties": {name: one["items"] for name, one in parts.items()}, "$defs": known}
+    if is_typeddict(graph.builder.input_schema):  # not all channels of a state are given at the beginning
+        schema["required"] = needed_channels(graph.builder)
     if "messages" in schema.get("properties", {}):
         schema["properties"]["messages"] = {"type": "string", "description": "what the user says"}
     return {"schema": schema, "value": usual if usual is not None else {}}

@@ -543,6 +543,20 @@ def test_the_input_of_any_typed_dict_has_a_form() -> None:
     assert input_form(graph)["schema"]["properties"]["words"]["items"] == {"type": "string"}
 
 
+def test_a_form_requires_what_an_input_says_and_of_a_whole_state_nothing() -> None:
+    """A state's further channels, such as an answer, are written by nodes: nobody gives them at the beginning."""
+
+    class Asked(TypedDict):
+        number: int
+
+    class State(Asked):
+        answer: str
+
+    for input_schema, required in ((None, []), (Asked, ["number"])):
+        builder = StateGraph(State, input_schema=input_schema).add_node("look", lambda state: {}).add_edge(START, "look")
+        assert input_form(builder.compile())["schema"]["required"] == required
+
+
 def test_calls_that_wait_for_approval_have_a_form() -> None:
     asked = {"action_requests": [{"name": "resolve", "args": {"how": "refund"}}]}
     question = {**asked, "review_configs": [{"action_name": "resolve", "allowed_decisions": ["approve", "edit"]}]}

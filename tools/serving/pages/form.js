@@ -35,8 +35,10 @@ function Field({ id, name, schema, root, value, set, needed = "" }) {
   const group = (parts) => html`<fieldset>${label && html`<legend>${label}</legend>`}${parts}</fieldset>`;
   const inside = (key, part, found, write) => html`<${Field} key=${key} id=${`${id}-${key}`} name=${part.title ?? String(key)} schema=${part} root=${root} value=${found} set=${write} needed=${lacks(key, part) ? `${key} is required` : ""}/>`;
   const replaced = (i, made) => value.map((old, n) => (n === i ? made : old));
+  const isEmptied = (key, part, made) => made === null && /^(number|integer)$/.test(part.type) && !(is.required ?? []).includes(key);  // it is not given
+  const put = (key, part, made) => Object.fromEntries(Object.entries({ ...value, [key]: made }).filter(([name]) => name !== key || !isEmptied(key, part, made)));
   const isFor = ([, part]) => !part.only_for || part.only_for.includes(value?.type);
-  if (is.properties) return group(Object.entries(is.properties).filter(isFor).map(([key, part]) => inside(key, { ...part, title: is.required?.includes(key) ? `${key} (required)` : key }, value?.[key], (made) => set({ ...value, [key]: made }))));
+  if (is.properties) return group(Object.entries(is.properties).filter(isFor).map(([key, part]) => inside(key, { ...part, title: is.required?.includes(key) ? `${key} (required)` : key }, value?.[key], (made) => set(put(key, part, made)))));
   if (is.prefixItems) return group(is.prefixItems.map((part, i) => inside(i, part, value[i], (made) => set(replaced(i, made)))));
   if (is.type === "array" && is.items && (value ?? []).length < 100) {
     return group(html`${(value ?? []).map((found, i) => html`<div class="item">${inside(i, { ...is.items, title: undefined }, found, (made) => set(replaced(i, made)))}
