@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 85_238, "tests": 70_636}
+LINES: Mapping[str, int] = {"source": 85_242, "tests": 70_656}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -23,7 +23,7 @@ ROOMS: Mapping[str, int] = {
     "graphs/experiments": 7_677,
     "graphs/presets": 115,
     "graphs/serving": 2_369,
-    "graphs/studio": 2_214,
+    "graphs/studio": 2_216,
     "graphs/wiring": 4_518,
     "memory": 1_497,
     "memory/attempts": 650,
@@ -45,7 +45,7 @@ ROOMS: Mapping[str, int] = {
     "tools/environments": 9_160,
     "tools/local": 3_620,
     "tools/models": 961,
-    "tools/notebook": 1_546,
+    "tools/notebook": 1_547,
     "tools/pocket": 317,
     "tools/serving": 3_487,
     "tools/traces": 737,
@@ -54,7 +54,7 @@ ROOMS: Mapping[str, int] = {
 """Most lines of each room; the files at the top of a folder are a room, too."""
 ARROWS_UP = 2
 """Most imports that run back up among the rooms of the four folders: those that would have to go for the rooms to lie on floors."""
-PUBLIC_NAMES = 1_268
+PUBLIC_NAMES = 1_269
 """Most names that files show to others: those in `__all__`, or without that list, all that do not begin with `_`."""
 FILE, GRAPH_FILE, FUNCTION = 700, 400, 60
 """Most lines of a file, of a file in graphs/, and of a function."""

@@ -14,7 +14,7 @@ from typing_extensions import is_typeddict
 from ...memory.errors import UserError
 from ...memory.graph_input import check_input, check_names, needed_channels
 from ...tools.notebook.moments import tools_of
-from ...tools.notebook.tables import channel_types, to_line
+from ...tools.notebook.tables import call_line, channel_types, to_line
 from ..arms import check_value
 
 __all__ = []
@@ -160,8 +160,8 @@ def answer_form(question: Any, graph: Any = None) -> dict[str, Any] | None:
             "message": {"type": "string", "description": "what the model is told instead", "only_for": ["reject", "respond"]},
             "edited_action": {"type": "object", "properties": {"args": _arguments(graph, asked["name"])}, "only_for": ["edit"]},
         }
-        call = f"{asked['name']}({', '.join(f'{name}={value!r}' for name, value in asked['args'].items())})"
-        decisions.append({"type": "object", "title": to_line(call), "properties": properties})
+        call = to_line(call_line(asked["name"], asked["args"]))
+        decisions.append({"type": "object", "title": call, "properties": properties})
         edited = {"name": asked["name"], "args": asked["args"]}
         value.append({"type": config["allowed_decisions"][0], "message": "", "edited_action": edited})
     schema = {"type": "object", "properties": {"decisions": {"type": "array", "prefixItems": decisions}}}

@@ -66,6 +66,8 @@ def to_line(value: Any, limit: int = MAX_LINE) -> str:
             text = "none"
         case BaseMessage():
             text = message_line(value)
+        case {"action_requests": [{"name": _, "args": _}, *_] as calls}:  # what LangChain's HumanInTheLoopMiddleware asks
+            text = f"about {' and '.join(call_line(call['name'], call['args']) for call in calls)}"
         case [BaseMessage(), *_]:
             text = f"{len(value)} messages, the last: {to_line(value[-1], limit)}"
         case [_, _, *_] if len(value) < limit and all(type(one) in PLAIN for one in value) and len(repr(value)) <= limit:
@@ -150,16 +152,15 @@ def message_line(message: BaseMessage) -> str:
     return " ".join([f"{speaker}: {words}" if words else speaker, *(["->", ", ".join(calls)] if calls else [])])
 
 
+def call_line(name: str, args: Mapping[str, Any]) -> str:
+    """A call of a tool in one line, such as `resolve(how='refund')`."""
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in args.items())})"
+
+
 def call_lines(message: BaseMessage) -> list[str]:
-    """The tools that a message calls, a line each, such as `resolve(how='refund')`."""
-    calls = [
-        f"{call['name']}({', '.join(f'{name}={value!r}' for name, value in call['args'].items())})"
-        for call in getattr(message, "tool_calls", ())
-    ]
-    return [
-        *calls,
-        *(f"{call['name']}({call['args']}), which cannot be read" for call in getattr(message, "invalid_tool_calls", ())),
-    ]
+    """The tools that a message calls, a line each."""
+    broken = [f"{one['name']}({one['args']}), which cannot be read" for one in getattr(message, "invalid_tool_calls", ())]
+    return [*(call_line(call["name"], call["args"]) for call in getattr(message, "tool_calls", ())), *broken]
 
 
 def check_channels(graph: Any, values: Mapping[str, Any]) -> None:

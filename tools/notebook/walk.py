@@ -527,7 +527,7 @@ class Walk:
         if not self.next:
             return f"{place}, the end"
         asked = self._interrupts()
-        told = f", which asks {to_line(self.question)}" if asked else ""
+        told = f", which asks {'; '.join(to_line(one.value) for one in asked)}" if asked else ""
         return f"{place}, before {names_of(self.next)}{told}"
 
     def _place(self) -> str:
