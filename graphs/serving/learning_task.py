@@ -9,6 +9,8 @@ buffer, one learns for an adapter: the first that claims it, and when it ends, a
 
 import asyncio
 import logging
+import math
+import re
 import time
 import uuid
 from collections import Counter, deque
@@ -38,6 +40,8 @@ MAX_FAILURES = 3
 """Failures in a row after which the learner counts as failed."""
 OTHERS_SECONDS = 10.0
 """Seconds after which a service that shares its buffer looks again at what other processes stored, and learn."""
+LOG_SECONDS = 60.0
+"""Seconds in which the log has one line on all steps that were skipped for the same reason."""
 MAX_TRACES = 32
 """Most feedbacks that a step is linked to in a trace."""
 MAX_JOBS = 1000
@@ -57,8 +61,8 @@ class AdapterTurn:
     """Minibatches in a row from which nothing was learned, or whose versions failed the gate."""
     outcome: str = ""
     """Outcome of its last step: `too few`, `skipped`, `stepped`, `live`, `canary`, `dropped`; empty: it had none."""
-    logged: str = ""
-    """Outcome of the newest step of which the log has a line."""
+    skips_logged: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """Reason of skipped steps, without its numbers -> the time of its newest line in the log, and the number of such steps since."""
     why: str = ""
     """Reason of this outcome."""
     help: str = ""
@@ -260,9 +264,7 @@ class LearningTask:
         if is_for_job:
             self._advance(turn, state)
         if turn.outcome != "too few":
-            is_news = not (turn.outcome == turn.logged == "skipped")  # a stream of feedback teaches nothing many times
-            LOG.log(logging.INFO if is_news else logging.DEBUG, "%s/%s: %s", *scope, describe_run(state))
-            turn.logged = turn.outcome
+            self._log_step(scope, turn, describe_run(state))
             self._count(state, time.monotonic() - began)
             turn.ready = 0
             turn.traces = deque([one for one in turn.traces if one not in origins], MAX_TRACES)
@@ -272,6 +274,18 @@ class LearningTask:
         turn.due = turn.due or bool(turn.jobs) or not rests
         if turn.outcome in ("live", "canary", "dropped"):
             self._live.on_live_change(*scope)
+
+    def _log_step(self, scope: AdapterKey, turn: AdapterTurn, line: str) -> None:
+        """Log a step. A stream of feedback teaches nothing many times: such steps have a line a reason and minute, with their number."""
+        if turn.outcome == "skipped":
+            reason, now = re.sub(r"[\d.]+", "", turn.why), time.monotonic()
+            since, count = turn.skips_logged.get(reason, (-math.inf, 0))
+            is_early = now < since + LOG_SECONDS
+            turn.skips_logged[reason] = (since, count + 1) if is_early else (now, 0)
+            if is_early:
+                return
+            line += f", and {count} times more since the last such line" if count else ""
+        LOG.info("%s/%s: %s", *scope, line)
 
     def _record_failure(self, scope: AdapterKey, turn: AdapterTurn, error: Exception) -> None:
         turn.failures, turn.due, turn.error = turn.failures + 1, True, public_text(error)

@@ -1,6 +1,7 @@
 """What holds learning up is said of every tenant: in status, health, metrics and jobs, with what would help."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from urn_service import JAM, idle, metric, serving, teach, turns
 from waiting import until
 
 from learngraph.graphs.claas import CLaaS
-from learngraph.graphs.serving import administration
+from learngraph.graphs.serving import administration, learning_task
+from learngraph.graphs.serving.metrics import ServiceMetrics
 from learngraph.graphs.serving.obstacles import KINDS, Obstacle
 from learngraph.graphs.serving.service import Service
 from learngraph.memory.errors import UserError
@@ -49,6 +51,31 @@ async def test_feedbacks_that_are_missing_are_counted_for_each_tenant(tmp_path: 
         assert asked is not None
         assert (asked["state"], asked["taken"]) == ("done", 0)
         assert [row["help"] for row in asked["held_up"]] == ["7 more feedbacks"]
+
+
+async def test_steps_skipped_for_one_reason_have_a_line_a_minute(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "learngraph.trainer")
+    clock, whys = [0.0], iter(["alike (.1)", "alike (.2)", "", "alike (.3)", "no words", "alike (.4)", "alike (.5)"])
+    monkeypatch.setattr(learning_task, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    class Steps:
+        async def ainvoke(self, asked: dict[str, str]) -> dict[str, Any]:
+            why = next(whys)
+            return {"outcome": "skipped" if why else "live", "why": why, "batch": "", "checks": []}
+
+    live = SimpleNamespace(on_live_change=lambda *scope: None)
+    task = learning_task.LearningTask(Steps(), None, ServiceMetrics(), live)  # type: ignore[arg-type]
+    task.wake("acme", "default")
+    for clock[0] in (0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0):
+        await task._learn(("acme", "default"))
+    assert [line.removeprefix("acme/default: ") for line in caplog.messages] == [
+        "skipped (alike (.1))",
+        "live",
+        "skipped (no words)",
+        "skipped (alike (.5)), and 3 times more since the last such line",
+    ]
 
 
 async def test_rewards_that_are_all_alike_teach_nothing_and_learning_rests(
