@@ -214,6 +214,10 @@ class Administration:
             return [Obstacle("frozen", why, KINDS["frozen"])]
         return list(find_obstacles(self.settings, self.replay, versions, turn, pause))
 
+    def _learning_scopes(self) -> list[tuple[str, str]]:
+        """(tenant, adapter) of all that learn."""
+        return self._learning.adapters() if self._learning is not None else []
+
     def _survey_obstacles(self) -> dict[str, list[Obstacle]]:
         """Tenant -> the obstacles of its adapters; tenants without any are there, too.
 
@@ -222,9 +226,9 @@ class Administration:
         """
         with self._survey_lock:
             began = time.monotonic()
-            if began >= self._surveyed_until and self._learning is not None:
+            if began >= self._surveyed_until:
                 found: dict[str, list[Obstacle]] = {}
-                for tenant, adapter in self._learning.adapters():
+                for tenant, adapter in self._learning_scopes():
                     try:
                         found.setdefault(tenant, []).extend(self._obstacles(tenant, adapter))
                     except UserError as error:  # damaged files, or it was deleted meanwhile
@@ -474,9 +478,9 @@ class Administration:
             self._metrics.replay_records.labels(shown_state(state)).set(counts.get(state, 0))
         if self._learning is not None:
             self._metrics.set_adapters(self._learning.outcomes())
-            survey = await asyncio.to_thread(self._survey_obstacles)
-            self._metrics.set_obstacles({tenant: summarize_obstacles(found) for tenant, found in survey.items()})
             self._metrics.learner_paused.set(self._learning.status()["state"] == "failed")
+        survey = await asyncio.to_thread(self._survey_obstacles)
+        self._metrics.set_obstacles({tenant: summarize_obstacles(found) for tenant, found in survey.items()})
         return list(self._metrics.registry.collect())
 
 

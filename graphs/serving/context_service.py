@@ -168,13 +168,20 @@ class ContextService(Service):
                 row["lift"] = str(await asyncio.to_thread(partial(self._learner.lift, **scope))).splitlines()
         return found
 
+    def _learning_scopes(self) -> list[tuple[str, str]]:
+        return [scope for scope in self.replay.adapters() if self._live.exists(*scope)]
+
     def _obstacles(self, tenant: str, adapter: str) -> list[Obstacle]:
-        """The obstacle to showing others what end users taught: too few of them have (`max_user_share`)."""
+        """The obstacle to showing others what end users taught: nobody has, or too few of them (`max_user_share`)."""
         share, taught = self._learner.max_user_share, self.replay.teachers(tenant, adapter)
-        if not any(taught) or are_enough(taught, "", share):
+        needed, count = math.ceil(1 / share), len({*taught} - {""})
+        rule = f"of the {needed} that it takes before others are shown what they taught"
+        if not taught:
+            why = f"no reply has feedback yet; where requests name end users, 0 taught {rule}"
+            return [Obstacle("too few", why, "POST /v1/feedback", 1)]
+        if not count or are_enough(taught, "", share):
             return []
-        needed, users = math.ceil(1 / share), plural(len({*taught} - {""}), "end user")
-        why = f"{users} taught of the {needed} that it takes before others are shown what they taught"
+        why = f"{plural(count, 'end user')} taught {rule}"
         return [Obstacle("too few", why, "feedback of other end users, or a larger --max-user-share", needed - len(taught))]
 
     async def metrics(self) -> list[Metric]:

@@ -235,12 +235,20 @@ def test_the_status_names_routes_where_a_learner_names_its_methods() -> None:
 async def test_a_user_who_rates_himself_teaches_no_other_user_of_the_tenant(tmp_path: Path) -> None:
     with OpenAIServer(provider) as server:
         async with served(tmp_path, server.url) as (acme, rival):
+            (held,) = (await acme.get("/status")).json()["scopes"][0]["held_up"]
+            assert held["why"] == (
+                "no reply has feedback yet; where requests name end users, 0 taught of the 4 that it takes before others are shown "
+                "what they taught"
+            )
             for _ in range(3):
                 await rate(acme, (await chat(acme, user="eve"))["id"])
             assert await words(acme, user="eve") == "crow , four"
             (held,) = (await acme.get("/status")).json()["scopes"][0]["held_up"]
             assert held["why"].startswith("1 end user taught of the 4 that it takes before others are shown")
             assert (held["missing"], "--max-user-share" in held["help"]) == (3, True)
+            (row,) = (await acme.get(acme.base_url.join("/healthz"))).json()["held_up"]
+            assert (row["kind"], row["adapters"], row["missing"]) == ("too few", 1, 3)
+            assert 'learngraph_missing_feedbacks{tenant="acme"} 3.0' in (await acme.get(acme.base_url.join("/metrics"))).text
             assert await words(acme, safety_identifier="ann") == "well , four"
             for user in ("bob", "cy", "dee"):
                 await rate(acme, (await chat(acme, user=user))["id"], "begin with raven")
