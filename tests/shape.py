@@ -13,16 +13,16 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 85_242, "tests": 70_656}
+LINES: Mapping[str, int] = {"source": 85_289, "tests": 70_706}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
     "graphs/agents": 7_737,
     "graphs/baselines": 1_668,
-    "graphs/cli": 2_908,
+    "graphs/cli": 2_930,
     "graphs/experiments": 7_677,
     "graphs/presets": 115,
-    "graphs/serving": 2_369,
+    "graphs/serving": 2_393,
     "graphs/studio": 2_216,
     "graphs/wiring": 4_518,
     "memory": 1_497,

@@ -24,6 +24,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,11 +58,7 @@ def serve(args: Sequence[str]) -> int:
     options, settings = parse_options_and_settings(
         *(ServeOptions, chosen, args, "learngraph serve", about, "CLaaS: settings of the method"), headings=HEADINGS
     )
-    tenants = find_tenants(options)
-    from ...tools.serving.chat_server import check_address
-
-    for port in (options.port, options.livez_port or 0):
-        check_address(options.host, port)
+    tenants = _check(options)
     logging.basicConfig(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%Y-%m-%dT%H:%M:%S%z", level=logging.WARNING
     )
@@ -73,6 +70,32 @@ def serve(args: Sequence[str]) -> int:
     finally:
         os.umask(before)
     return 0
+
+
+def _check(options: ServeOptions) -> Any:
+    """The tenants of the options' keys; raises one `UserError` for all that can be found wrong before a model is opened."""
+    from ...tools.serving.chat_server import check_address
+
+    addresses = [partial(check_address, options.host, port) for port in (options.port, options.livez_port or 0)]
+    found, problems = [], list[str]()
+    for check in (partial(find_tenants, options), partial(_check_folder, options.out), *addresses):
+        try:
+            found.append(check())
+        except UserError as error:
+            problems.append(str(error))
+    if problems:
+        raise UserError("; and ".join(problems))
+    return found[0]
+
+
+def _check_folder(out: Path) -> None:
+    """Check that --out can be made, or written to, and is not a run's."""
+    made = next(path for path in (out.absolute(), *out.absolute().parents) if os.path.exists(path))
+    if not made.is_dir() or not os.access(made, os.W_OK | os.X_OK):
+        why = "may not be written" if made.is_dir() else "is a file"
+        raise UserError(f"serve: --out {out}: {made} {why}; choose another folder")
+    if (out / "settings.json").exists():
+        raise UserError(f"serve: --out {out} is the folder of learngraph run; choose another folder")
 
 
 def _take_preset(args: Sequence[str]) -> tuple[str, list[str]]:
@@ -185,8 +208,7 @@ def build_service(options: ServeOptions, settings: CLaaS) -> Service:
     from ...memory.claas.replay import Replay
     from ..serving.service import Service
 
-    if (options.out / "settings.json").exists():
-        raise UserError(f"serve: --out {options.out} is the folder of learngraph run; choose another folder")
+    _check_folder(options.out)
     root = options.out / "adapters"
     try:
         root.mkdir(parents=True, exist_ok=True)

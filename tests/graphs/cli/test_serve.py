@@ -50,6 +50,21 @@ def test_nobody_is_served_without_a_key(capsys: pytest.CaptureFixture[str], monk
     assert "one or the other" in refused(capsys, "--no-auth", "--api-key", "k")
 
 
+def test_all_that_is_cheap_to_find_wrong_is_said_at_once_and_nothing_is_made(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("LEARNGRAPH_API_KEY", raising=False)
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file" / "in"):
+        said = refused(capsys, "--out", str(out), "--host", "127.0.0.1", "--port", "1", "--model", "local:none")
+        assert "--api-key KEY" in said
+        assert f"{tmp_path / 'file'} is a file; choose another folder" in said
+    monkeypatch.setattr("os.access", lambda *asked: False)
+    assert f"{tmp_path} may not be written" in refused(capsys, "--out", str(tmp_path / "new"), "--api-key", "k", "--port", "0")
+    assert "--api-key KEY" in refused(capsys, "--out", str(tmp_path / "new"), "--port", "0")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_a_port_in_use_is_said_before_a_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
