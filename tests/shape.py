@@ -13,11 +13,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 85_289, "tests": 70_706}
+LINES: Mapping[str, int] = {"source": 85_667, "tests": 71_046}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
-    "graphs/agents": 7_737,
+    "graphs/agents": 7_871,
     "graphs/baselines": 1_668,
     "graphs/cli": 2_930,
     "graphs/experiments": 7_677,
@@ -28,7 +28,7 @@ ROOMS: Mapping[str, int] = {
     "memory": 1_497,
     "memory/attempts": 650,
     "memory/claas": 2_825,
-    "memory/conversations": 2_308,
+    "memory/conversations": 2_552,
     "memory/lessons": 1_332,
     "memory/returns": 1_048,
     "memory/search": 1_503,
@@ -54,7 +54,7 @@ ROOMS: Mapping[str, int] = {
 """Most lines of each room; the files at the top of a folder are a room, too."""
 ARROWS_UP = 2
 """Most imports that run back up among the rooms of the four folders: those that would have to go for the rooms to lie on floors."""
-PUBLIC_NAMES = 1_269
+PUBLIC_NAMES = 1_272
 """Most names that files show to others: those in `__all__`, or without that list, all that do not begin with `_`."""
 FILE, GRAPH_FILE, FUNCTION = 700, 400, 60
 """Most lines of a file, of a file in graphs/, and of a function."""

@@ -14,6 +14,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.store.base import BaseStore
 
 from ...memory.conversations.reviews import mark_answered
+from ...memory.conversations.write_queue import WriteQueue, queue_of
 from ...memory.display import short
 from ...memory.errors import UserError, asks_store, did_you_mean
 from .scope_values import ROOT, ScopeError, escape_label
@@ -63,14 +64,17 @@ class AgentIdentity:
         """True: it is a node of a graph of its own (`LearningMiddleware.node`)."""
         self._of_run: str | None = None
         self._answerable: Collection[str] = ()
-        self._tools = set[str]()
+        self._tools, self._named = set[str](), set[str]()
+        self._refusal: ScopeError | None = None
         self._told: tuple[str, str] | None = None
         self._is_doubled = False
         self.listed = dict[str, frozenset[str]]()
         """Name of a tool -> its arguments whose values its schema lists."""
 
     def close(self) -> None:
-        """Close the store that was opened here, of a folder or a URL; one that the app gave is the app's."""
+        """Write what waits, and close the store that was opened here, of a folder or a URL; one that the app gave is the app's."""
+        if self._store is not None:
+            self.queue.wait()
         if callable(close := getattr(self._opened, "close", None)):
             close()
 
@@ -87,6 +91,11 @@ class AgentIdentity:
                 "to use it without a run, give it the store"
             )
         return self._store
+
+    @property
+    def queue(self) -> WriteQueue:
+        """The queue of this process's writes to the store."""
+        return queue_of(self.store)
 
     @property
     def name(self) -> str:
@@ -191,31 +200,47 @@ class AgentIdentity:
         return kept
 
     def read_tools(self, tools: Sequence[Any]) -> bool:
-        """Compare the tools of an agent without a name with those of the agents that have used this memory before; returns True if one of
-        them is new to this process.
+        """Take note of the tools that the agent has at this call; returns True if one of them is new to this process.
 
         Raises:
-            ScopeError: they are other tools, so this is another agent.
+            ScopeError: `compare_tools` has found that this is another agent, too late for the call before.
         """
+        refusal, self._refusal = self._refusal, None
+        if refusal is not None:
+            raise refusal
         named = {getattr(tool, "name", None) or tool_schema(tool)["name"]: tool for tool in tools}
         for name in (new := named.keys() - self.listed.keys()):
             schemas = tool_schema(named[name]).get("parameters", {}).get("properties", {})
             self.listed[name] = frozenset(one for one, schema in schemas.items() if listed_values(schema) is not None)
-        names = set(named)
-        if self._given or self._of_run != DEFAULT_NAME or (names <= self._tools and self._tools):
-            return bool(new)
+        self._named = set(named)
+        return bool(new)
+
+    @property
+    def is_compared(self) -> bool:
+        """True if `compare_tools` has nothing to do."""
+        return bool(self._given or self._of_run != DEFAULT_NAME or (self._named <= self._tools and self._tools))
+
+    def compare_tools(self) -> None:
+        """Compare the tools of an agent without a name with those of the agents that have used this memory before.
+
+        Raises:
+            ScopeError: they are other tools, so this is another agent.
+        """
+        if self.is_compared:
+            return
+        names = self._named
         item = self.store.get((ROOT, DEFAULT_NAME), "tools")
         known = set(item.value["names"]) if item else names
         fewer = min(len(known), len(names))
         if not self._tools and known != names and len(known & names) < max(LEAST_COMMON * fewer, 1):
-            raise ScopeError(
+            self._refusal = ScopeError(
                 f"the memory of the agent without a name belongs to one with the tools {_list(known)}, and this one has "
                 f"{_list(names)}: name each agent, create_agent(name=...) or name=..., or say name={DEFAULT_NAME!r} to share one memory"
             )
+            raise self._refusal
         self._tools |= names | known
         if item is None or self._tools != known:
             self.store.put((ROOT, DEFAULT_NAME), "tools", {"names": sorted(self._tools)}, index=False)
-        return bool(new)
 
     def note_instructions(self, node: str, told: str) -> None:
         """Say once in the log that another agent without a name, a node of a graph with other instructions, works with this memory.

@@ -125,9 +125,9 @@ class FeedbackMiddleware(LearningMiddleware[NoMemory]):
         return "" if answer.is_success else f"{id}: status {answer.status_code}: {answer.text[:200]}"
 
     def close(self) -> None:
-        """Close the connection and the store."""
-        self._client.close()
+        """Close the store, once what waits is written and sent, and the connection."""
         super().close()
+        self._client.close()
 
 
 def _responses(conversation: Conversation, ratings: tuple[Rating, ...], rating: Rating) -> list[str]:

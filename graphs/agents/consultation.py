@@ -4,9 +4,10 @@ The base class of the middlewares (learner.py) runs it, in agents that are await
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.runnables import Runnable
 from langgraph.errors import GraphBubbleUp
 
+from ...memory.conversations.turns import Turn
 from ...memory.records import Task
 from ...nodes.ask import estimate_tokens
 from ...nodes.lesson_prompts import append_section
@@ -160,6 +162,26 @@ async def ainvoke(pending: PendingCall) -> Any:
         raise
     except Exception as error:
         return error
+
+
+HandedTurns = dict[str, tuple[Turn, Task, str]]
+"""Method -> a turn as its learner has it, with what the conversation is about, and its user."""
+_RECORDERS = ContextVar[Mapping[Hashable, HandedTurns]]("recorders")
+
+
+@contextmanager
+def record_for_all(conversation: Hashable, handed: HandedTurns) -> Iterator[None]:
+    """A context of a model call, around which a learner of an agent stands that records what the learners within it hand over."""
+    before = _RECORDERS.set({conversation: handed, **_RECORDERS.get({})})  # the outermost one stays
+    try:
+        yield
+    finally:
+        _RECORDERS.reset(before)
+
+
+def recorder_of(conversation: Hashable) -> HandedTurns | None:
+    """The turns of a conversation that the outermost learner around this model call takes over; None: there is no such learner."""
+    return _RECORDERS.get({}).get(conversation)
 
 
 def add_to_system_message(request: ModelRequest[Any], section: str) -> ModelRequest[Any]:

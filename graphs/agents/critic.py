@@ -19,6 +19,7 @@ import math
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack
 
@@ -237,8 +238,9 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
         scope.agent_model = request.model
         if place.step == 0:
             memory.agent_card = self.screen.redact(agent_card(request))
-            scope.conversations.note_agent(memory.agent_card)
-        self._take_news(scope)
+            if memory.agent_card != scope.conversations.card:
+                keep = partial(scope.conversations.note_agent, memory.agent_card)
+                self._write(keep, partial(LOG.warning, "%s: critics of other processes do not know the agent: %s", self.method))
         if memory.waiting and not memory.pause.seconds_left:
             self._study_soon(place.scope)
         advice: Advice = yield from self.advise(request, place, memory.content)
@@ -298,9 +300,11 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
         if self.study == "background" and self.mode != "off" and critic is not None:
             self._worker.ask(scope)
 
-    def prepare(self, memory: ScopeMemory[StudyIndex[Content]]) -> None:
-        """Take in what critics have written."""
-        self._take_news(memory)
+    def _look(self, *args: Any, **options: Any) -> ScopeMemory[StudyIndex[Content]] | None:
+        """As of all learners, with what critics have written."""
+        if (memory := super()._look(*args, **options)) is not None:
+            self._take_news(memory)
+        return memory
 
     def _take_news(self, memory: ScopeMemory[StudyIndex[Content]]) -> None:
         for trajectory, reflection in memory.index.take_news(memory.conversations):

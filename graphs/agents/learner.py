@@ -18,7 +18,7 @@ import inspect
 import logging
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property, partial
@@ -45,9 +45,10 @@ from ...memory.conversations.messages import (
     users_messages,
 )
 from ...memory.conversations.reviews import review_rating
-from ...memory.conversations.store import MOST_OPEN, RatingOptions
+from ...memory.conversations.store import RatingOptions
 from ...memory.conversations.turns import Turn, newest_read, with_beginning
-from ...memory.errors import UserError, plural
+from ...memory.conversations.write_queue import MOST_OPEN
+from ...memory.errors import Unavailable, UserError, plural
 from ...memory.records import Task
 from ...memory.telemetry import Traced, memory_names, span
 from ...nodes.arguments import Count, check_value, checks_arguments, list_options
@@ -56,6 +57,7 @@ from .agent_identity import DOMAIN
 from .consultation import (
     Advice,
     Consultation,
+    HandedTurns,
     PendingCall,
     Place,
     aanswer_all,
@@ -64,6 +66,8 @@ from .consultation import (
     gather_awaited,
     invoke,
     model_response,
+    record_for_all,
+    recorder_of,
     sent_beside,
     turn_id,
 )
@@ -222,30 +226,34 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         """Ask the model with the method's advice."""
         if not isinstance(run := self._open(request), OpenConsultation):
             return self._without_advice(request, handler(request), run)
+        handed = HandedTurns()
         try:
-            while isinstance(asks := run.asks, PendingCall):
-                run.go_on(invoke(asks) if asks.runnable is not None else answer_all(run.prompts.advise(asks), handler))
-            found = self._finish(run, run.answer or handler(request))
+            with record_for_all(self._key(run.place), handed):
+                while isinstance(asks := run.asks, PendingCall):
+                    run.go_on(invoke(asks) if asks.runnable is not None else answer_all(run.prompts.advise(asks), handler))
+                found = self._finish(run, run.answer or handler(request))
         except Exception:
-            self._record_so_far(request, None)
+            self._record_so_far(request, None, handed)
             raise
-        self._record_so_far(request, found)
+        self._record_so_far(request, found, handed)
         return found
 
     async def awrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[Any]]) -> Any:
         """Ask the model with the method's advice, in an agent that is awaited."""
         if not isinstance(run := await asyncio.to_thread(self._open, request), OpenConsultation):
             return self._without_advice(request, await handler(request), run)
+        handed = HandedTurns()
         try:
-            while isinstance(asks := run.asks, PendingCall):
-                is_own = asks.runnable is not None
-                answer = await (ainvoke(asks) if is_own else aanswer_all(run.prompts.advise(asks), handler))
-                await asyncio.to_thread(run.go_on, answer)
-            found = self._finish(run, run.answer or await handler(request))
+            with record_for_all(self._key(run.place), handed):
+                while isinstance(asks := run.asks, PendingCall):
+                    is_own = asks.runnable is not None
+                    answer = await (ainvoke(asks) if is_own else aanswer_all(run.prompts.advise(asks), handler))
+                    await asyncio.to_thread(run.go_on, answer)
+                found = self._finish(run, run.answer or await handler(request))
         except Exception:
-            await asyncio.to_thread(self._record_so_far, request, None)
+            await asyncio.to_thread(self._record_so_far, request, None, handed)
             raise
-        await asyncio.to_thread(self._record_so_far, request, found)
+        await asyncio.to_thread(self._record_so_far, request, found, handed)
         return found
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
@@ -303,7 +311,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             return {}
         try:
             place = self._place(state, runtime)
-            known = self._memory(place.scope).conversations.turns.get(place.thread)
+            known = self._memory(place.scope).conversations.latest(place.thread)
         except ScopeError:
             raise
         except Exception as error:
@@ -412,7 +420,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             return None
         try:
             place = self._place(state, runtime)
-            known = self._memory(scope).conversations.turns.get(place.thread)
+            known = self._memory(scope).conversations.latest(place.thread)
             turns = known.turns if known is not None else ()
             last = newest_read(turns, {str(one.id) for one in state["messages"]}) or (turns[-1] if turns else None)
             if last is None or last.id == place.turn:
@@ -424,82 +432,135 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
 
     def _rate(self, state: Any, runtime: Any, source: RewardSource, about: RatingOptions) -> None:
         """Rate a recorded turn by what a source says; one that says nothing leaves it without a reward."""
+        what = f"a turn was not rated by {describe_source(source)}"
         try:
             said = source(state["messages"])
             if inspect.isawaitable(said):
                 with ThreadPoolExecutor(1) as thread:  # this one may be busy with a loop of its own
                     said = thread.submit(asyncio.run, gather_awaited(said)).result()
-            self._keep_rating(state, runtime, source, about, said)
+            self._keep_rating(state, runtime, source, about, said, what)
         except Exception as error:
-            self._note_failure(state, runtime, f"a turn was not rated by {describe_source(source)}", error)
+            self._note_failure(state, runtime, what, error)
 
     async def _arate(self, state: Any, runtime: Any, source: RewardSource, about: RatingOptions) -> None:
         """As `_rate`, in an agent that is awaited: a source that is awaited runs in its loop, another one in a thread."""
+        what = f"a turn was not rated by {describe_source(source)}"
         try:
             said = await asyncio.to_thread(source, state["messages"])
             said = await said if inspect.isawaitable(said) else said
-            await asyncio.to_thread(self._keep_rating, state, runtime, source, about, said)
+            await asyncio.to_thread(self._keep_rating, state, runtime, source, about, said, what)
         except Exception as error:
-            self._note_failure(state, runtime, f"a turn was not rated by {describe_source(source)}", error)
+            self._note_failure(state, runtime, what, error)
 
-    def _keep_rating(self, state: Any, runtime: Any, source: RewardSource, about: RatingOptions, said: Any) -> None:
+    def _keep_rating(self, state: Any, runtime: Any, source: RewardSource, about: RatingOptions, said: Any, what: str) -> None:
         if (found := read_reward(source, said)) is not None:
             place = self._place(state, runtime)
             reward = self.rewards.read(found[0])
             about = {**about, "source": describe_source(source)}
-            self.add_rating(place.scope, place.thread, reward, found[1] or None, **about)
+            rate = partial(self.add_rating, place.scope, place.thread, reward, found[1] or None, **about)
+            self._write(rate, partial(self._note_failure_of, place.scope, what))
+
+    def _write(self, job: Callable[[], object], on_failure: Callable[[Exception], object]) -> bool:
+        """Have something of a turn written, behind the user's back where the store is slow; returns False if it is known to have failed."""
+
+        def attempt() -> bool:
+            try:
+                job()
+            except Exception as error:  # a store that is down must not take the answer from the user
+                on_failure(error)
+                return False
+            return True
+
+        try:
+            done = self.agent.queue.write(attempt)
+        except Unavailable as error:
+            on_failure(error)
+            return False
+        return not done.done() or bool(done.result())
 
     def _record_end(self, state: Any, runtime: Any) -> str:
         """Record the turn that has ended, with what a person changed of its calls; returns its id, empty if it is not recorded."""
         if self.mode == "off":
             return ""
+        what = "a turn was not recorded, and nothing is learned from it"
         try:
             place, messages = self._place(state, runtime), self._own_messages(state)
-            self._record(place, messages, state.get("learning") or [], runtime)
-            self._memory(place.scope).open_turns.discard((place.thread, place.turn))
+            record: Any = self._recording(place, messages, state.get("learning") or [], runtime)
             turn = messages[last_user_message(messages) :]
             tools = self.tool_lists.get("reviews", ())
             found = review_rating(turn, self.rewards.least, self.rewards.most, tools) if self._reviews else None
-            ratings = self._memory(place.scope).conversations.ratings(place.thread) if found else ()
-            before = next((one for one in ratings if one.turn == place.turn), None)
-            if found:
-                is_rated = before is not None and before.reward is not None and before.source != "reviewer"
-                found = (None, found[1]) if is_rated else found  # his words stand beside the user's thumb
-                self._add_review(place, found, next(one.id for one in reversed(turn) if one.type == "ai"))
+            reply = next(one.id for one in reversed(turn) if one.type == "ai") if found else None
+
+            def end() -> None:
+                record()
+                self._memory(place.scope).open_turns.discard((place.thread, place.turn))
+                if found:
+                    self._add_review(place, found, reply)
+
+            return place.turn if self._write(end, partial(self._note_failure_of, place.scope, what)) else ""
         except ScopeError:
             raise
-        except Exception as error:  # a store that is down must not take the answer from the user
-            self._note_failure(state, runtime, "a turn was not recorded, and nothing is learned from it", error)
+        except Exception as error:
+            self._note_failure(state, runtime, what, error)
             return ""
-        return place.turn
 
     def _add_review(self, place: Place, found: tuple[float | None, str], reply: str | None) -> None:
         """Rate a recorded turn, of which this is a reply's id, by what a person changed of it: no turn before it, which nobody has judged."""
         try:
+            ratings = self._memory(place.scope).conversations.ratings(place.thread)
+            before = next((one for one in ratings if one.turn == place.turn), None)
+            if before is not None and before.reward is not None and before.source != "reviewer":
+                found = None, found[1]  # his words stand beside the user's thumb
             self.add_rating(place.scope, place.thread, *found, message_id=reply, source="reviewer")
         except Exception as error:  # the turn is recorded all the same
             self._note_failure_of(place.scope, "a turn was not rated by its reviewer", error)
 
-    def _record_so_far(self, request: ModelRequest[Any], found: Any) -> None:
-        """Record a turn that goes on after a reply, or that has failed (None): it may never come to its end."""
+    def _record_so_far(self, request: ModelRequest[Any], found: Any, handed: HandedTurns) -> None:
+        """Record a turn that goes on after a reply, or that has failed (None): it may never come to its end.
+
+        Args:
+            request: of the model call.
+            found: what came of it.
+            handed: the turn as learners within this call have it, which is written with it. The learner around it does that for all.
+        """
         replies = [] if found is None else model_response(found).result
         if found is not None and not any(isinstance(one, AIMessage) and one.tool_calls for one in replies):
             return  # it ends here, and is recorded as a whole
+        fail = partial(LOG.warning, "%s: a turn is not recorded before its end: %s", self.method)
         try:
             place = self._place(request.state, request.runtime)
             made: Any = found.command.update if isinstance(found, ExtendedModelResponse) and found.command else {}
             known: Any = request.state.get("learning") or []
             entries = [*known, *made.get("learning", ())]
             messages = [*self._own_messages(request.state), *replies]
-            self._record(place, messages, entries, request.runtime, goes_on=found is not None)
-            if found is not None and len(waits := self._memory(place.scope).open_turns) < MOST_OPEN:
-                waits.add((place.thread, place.turn))
-        except Exception as error:
-            LOG.warning("%s: a turn is not recorded before its end: %s", self.method, error)
+            goes_on = found is not None
+            record = self._recording(place, messages, entries, request.runtime, goes_on=goes_on, handed=handed)
 
-    def _record(self, place: Place, messages: Sequence[AnyMessage], learning: Any, runtime: Any, goes_on: bool = False) -> None:
-        if (found := self.screen.suspicion_in(messages[first_new_message(messages) :])) is not None:
-            self.keep_out(place.scope, place.thread, *found)
+            def keep() -> None:
+                if record is not None:
+                    record()
+                if goes_on and len(waits := self._memory(place.scope).open_turns) < MOST_OPEN:
+                    waits.add((place.thread, place.turn))
+
+            if record is None:
+                keep()
+            else:
+                self._write(keep, fail)
+        except Exception as error:
+            fail(error)
+
+    def _recording(
+        self,
+        place: Place,
+        messages: Sequence[AnyMessage],
+        learning: Any,
+        runtime: Any,
+        *,
+        goes_on: bool = False,
+        handed: HandedTurns | None = None,
+    ) -> Callable[[], object] | None:
+        """Take note of a turn as it is now; returns what records it, or None where a learner around this one does so."""
+        suspicion = self.screen.suspicion_in(messages[first_new_message(messages) :])
         # A thread may be older than its first recorded turn: what this turn answers is what it is about.
         asked = trim_middle(str(messages[last_user_message(messages)].text), MOST_GOAL_CHARS)
         task = replace(place.task, instruction=self.screen.redact(asked))
@@ -518,21 +579,40 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         run = str(getattr(getattr(runtime, "execution_info", None), "run_id", None) or "")
         answered = messages[last_user_message(messages) :]
         replies = tuple(str(one.id) for one in answered if isinstance(one, AIMessage) and one.id)
-        caller = find_caller()
+        caller, conversations = find_caller(), self._memory(place.scope).conversations
         turn = Turn(place.turn, done, run, entries, replies, sent_beside(answered), self.method, called_by=caller.message)
-        known = self._memory(place.scope).conversations.turns_at_hand(place.thread)
+        known = conversations.turns_at_hand(place.thread)
         if known and known[-1].id == place.turn and is_summary(answered[0]):
             said = [n for n, one in enumerate(messages) if isinstance(one, AIMessage)]
             after = next((n for n in said if n > where[0] and messages[n].id not in known[-1].replies), len(messages))
             again = len(self.screen.steps(messages[:after], goal_and_last_turn, *where))
             turn = with_beginning(turn, known[-1], again)
         read = caller.read.union(str(one.id) for one in messages)
-        keep = partial(
-            self._memory(place.scope).conversations.record, place.thread, task=task, domain=DOMAIN, user=place.user, read=read
-        )
-        if where[0] > 0 and isinstance(left := messages[where[0] - 1], AIMessage) and left.tool_calls:
-            self._record_left(messages, place, str(left.id), len(done), keep)
-        keep(turn, goes_on=goes_on)
+        before = messages[where[0] - 1] if where[0] > 0 else None
+        left = str(before.id) if isinstance(before, AIMessage) and before.tool_calls else ""
+        recorder = recorder_of(self._key(place)) if handed is not None and not suspicion and not left else None
+        if recorder is not None:
+            recorder[self.method] = turn, task, place.user
+            return None
+        turns = [*(handed or {}).values(), (turn, task, place.user)]
+        _, task, user = turns[0]  # the innermost learner says what the conversation is about
+        about: Any = {"task": task, "domain": DOMAIN, "user": user}
+        for one, *_ in turns:
+            conversations.note_turn(place.thread, one, **about)
+        keep: Callable[..., Any] = partial(conversations.record, place.thread, read=read, **about)
+
+        def record() -> None:
+            if suspicion is not None:
+                self.keep_out(place.scope, place.thread, *suspicion)
+            if left:
+                self._record_left(messages, place, left, len(done), keep)
+            keep(turn, beside=[one for one, *_ in turns[:-1]], is_noted=True, goes_on=goes_on)
+
+        return record
+
+    def _key(self, place: Place) -> Hashable:
+        """The key of a conversation's record, the same for all learners of an agent with one store and one scope."""
+        return self.agent.queue, place.scope, place.thread
 
     def _record_left(
         self, messages: Sequence[AnyMessage], place: Place, reply: str, later: int, keep: Callable[..., Any]

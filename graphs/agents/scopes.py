@@ -14,7 +14,6 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -28,6 +27,7 @@ from weakref import WeakValueDictionary
 from langchain_core.messages import AnyMessage
 from langgraph.store.base import BaseStore
 
+from ...memory.conversations import write_queue
 from ...memory.conversations.messages import StateKey, goal_and_last_turn
 from ...memory.conversations.origins import WITHHELD
 from ...memory.conversations.recorded import ConversationSource
@@ -74,8 +74,6 @@ MANY_TO_READ = 2_000
 """Conversations from which on a memory is read behind the user's back: to read so many takes less than half a second."""
 OPENING_PATIENCE = 0.3
 """Seconds that a first call waits for such a memory."""
-STORE_PATIENCE = 2.0
-"""Seconds that a call waits for a slow store to say what is new."""
 MOST_SHARED = 200
 """Conversations that are recalled where users share, for the few that are shown."""
 LOOK_BACK_DAYS = 7.0
@@ -136,8 +134,8 @@ class ScopeMemory(Generic[Index]):
     """Thread and turn of those that this process has begun to record, and not ended."""
     withheld: dict[str, set[str]] = field(default_factory=dict)
     """Tool -> ids of trajectories that have its results without their words."""
-    opening: threading.Thread | None = None
-    """The thread that reads a large memory, while it does."""
+    opening: Future[Any] | None = None
+    """A reading of it behind a user's back."""
     agent_model: Any = None
     """The model of the agent's last call in this scope, the critic where none is given: those of other tenants may differ."""
 
@@ -581,7 +579,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         return self._memory(labels).conversations.take_in([one[:2] for one in found])
 
     def close(self) -> None:
-        """Close the store of a folder or a URL, which another learner may open then; one that the app gave stays open."""
+        """Write what waits, and close the store of a folder or a URL, which another learner may open then; one that the app gave stays
+        open."""
         self.agent.close()
 
     @checks_arguments
@@ -787,11 +786,13 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
 
     def _reached(self, scope: Mapping[str, Any], method: Callable[..., Any] | None = None) -> list[tuple[str, ...]]:
         prefix = self._labels_of(self.scope.labels(scope, to_last=True, beside=_arguments(method)))
+        self.agent.queue.wait()
         return self.agent.namespaces(prefix, 2 + len(self.scope.names))
 
     def _recorded(self, scope: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         """The labels of the scopes with these values that conversations are recorded of."""
         prefix = self._labels_of(self.scope.labels(scope, to_last=True) if scope else ())
+        self.agent.queue.wait()
         found = (one for one in self.agent.namespaces(prefix, 3 + len(self.scope.names)) if one[-1] == "turns")
         return (one[:-1] for one in found if self.agent.store.search(one, limit=1))  # stores may list what is empty
 
@@ -799,13 +800,15 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         return self._memory(self._labels(scope)).conversations
 
     def _labels(self, values: Mapping[str, Any], method: Callable[..., Any] | None = None) -> tuple[str, ...]:
-        """The labels of a scope for the values that a method was given."""
+        """The labels of a scope for the values that a method was given, once all that was to be written is written."""
         if beside := [name for name in values if name in self.user.names and name not in self.scope.names]:
             raise ScopeError(
                 f"{beside[0]} tells the users of one memory apart (user=), and this is about all of it: leave it out; "
                 "forget, export, and what is asked of a thread take it"
             )
-        return self._labels_of(self.scope.labels(values, beside=[*self.user.names, *_arguments(method)] if method else ()))
+        labels = self._labels_of(self.scope.labels(values, beside=[*self.user.names, *_arguments(method)] if method else ()))
+        self.agent.queue.wait()
+        return labels
 
     def _labels_of(self, scope: tuple[str, ...]) -> tuple[str, ...]:
         return (ROOT, self.agent.label(), *scope)
@@ -816,7 +819,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
                 # A thread may still write to a scope that was closed: two stores of one scope would write over each other.
                 if (store := self._stores.get(scope)) is None:
                     hold = partial(self._reason_to_hold, scope)
-                    store = self._stores[scope] = ConversationStore(self.agent.store, scope, hold)
+                    store = ConversationStore(self.agent.store, scope, hold, self.agent.queue.shared)
+                    self._stores[scope] = store
                 self._scopes[scope] = ScopeMemory(store, self.make_index())
                 while len(self._scopes) > MAX_SCOPES:
                     self._scopes.popitem(last=False)
@@ -843,35 +847,32 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
 
         Where the store is slow, it is the memory as it was, or None where it was never read.
         """
-        memory = self._memory(scope)
-        if memory.opening is None or not memory.opening.is_alive():
-            if self._is_fresh(memory, goes_on):
+        memory, queue = self._memory(scope), self.agent.queue
+        if memory.opening is None or memory.opening.done():
+            if self._is_fresh(memory, goes_on) and self.agent.is_compared:
                 return memory
-            looked = Future[ScopeMemory[Index] | None]()
 
-            def look() -> None:
-                try:
-                    looked.set_result(self._look(scope, thread, goes_on=goes_on, may_wait=False))
-                except Exception as error:
-                    looked.set_exception(error)
+            def look() -> ScopeMemory[Index] | None:
+                self.agent.compare_tools()
+                return self._look(scope, thread, goes_on=goes_on, may_wait=False)
 
-            memory.opening = threading.Thread(target=copy_context().run, args=(look,), daemon=True)
-            memory.opening.start()
-            if not wait([looked], STORE_PATIENCE).done:
+            looked: Future[ScopeMemory[Index] | None] = queue.read(look)
+            memory.opening = looked
+            if queue.is_late(looked, write_queue.STORE_PATIENCE):
                 what = "the store was slow, and the agent answered with what memory had before, or without"
-                memory.note_failure(what, f"an answer that took more than {STORE_PATIENCE:g} seconds")
-                LOG.warning("%s: %s: no answer in %g seconds", self.method, what, STORE_PATIENCE)
-                return memory if memory.seen is not None else None
-            if (found := looked.result()) is not None:
+                memory.note_failure(what, f"an answer that took more than {write_queue.STORE_PATIENCE:g} seconds")
+                LOG.warning("%s: %s", self.method, what)
+            elif (found := looked.result()) is not None:
                 return found
-            opening = threading.Thread(target=copy_context().run, args=(self._read_all, scope), daemon=True)
-            opening.start()
-            memory.opening = opening
-            opening.join(OPENING_PATIENCE)
-            if not opening.is_alive():
-                return self._refreshed(scope, thread, goes_on=goes_on)
-            words = "%s: the memory of %s is being read: until it is, the agent answers without advice; memory() opens it ahead"
-            LOG.warning(words, self.method, "/".join(scope))
+            else:
+                opening = memory.opening = queue.read(partial(self._read_now, scope))
+                wait([opening], OPENING_PATIENCE)
+                if opening.done():
+                    return self._refreshed(scope, thread, goes_on=goes_on)
+                words = (
+                    "%s: the memory of %s is being read: until it is, the agent answers without advice; memory() opens it ahead"
+                )
+                LOG.warning(words, self.method, "/".join(scope))
         return memory if memory.seen is not None else None
 
     def _is_fresh(self, memory: ScopeMemory[Index], goes_on: bool) -> bool:
@@ -881,9 +882,11 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         return memory.seen is not None and not is_due
 
     def _read_all(self, scope: tuple[str, ...]) -> ScopeMemory[Index]:
-        opening = self._memory(scope).opening
-        if opening is not None and opening is not threading.current_thread():
-            opening.join()
+        if (opening := self._memory(scope).opening) is not None:
+            wait([opening])
+        return self._read_now(scope)
+
+    def _read_now(self, scope: tuple[str, ...]) -> ScopeMemory[Index]:
         memory = self._refreshed(scope)
         self.prepare(memory)
         return memory

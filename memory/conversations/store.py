@@ -19,9 +19,7 @@ import json
 import logging
 import os
 import re
-import threading
 import uuid
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from hashlib import blake2b
@@ -56,6 +54,7 @@ from .turns import (
     with_words,
     without_source,
 )
+from .write_queue import UNKNOWN, SharedTurns
 
 __all__ = [
     "ConversationStore",
@@ -72,8 +71,6 @@ CHANGES_KEPT = 256
 """Changes that a writer names. A reader that missed more reads all trajectories again."""
 MOST_MERGES = 4
 """Times that a turn is written where others write into the same conversation."""
-MOST_OPEN = 1_000
-"""Conversations whose turn is going on that are held in memory."""
 
 
 class RatingOptions(TypedDict, total=False):
@@ -195,9 +192,16 @@ class ConversationStore:
         store: any LangGraph store.
         scope: labels that the namespace begins with. Nothing is read or written outside of it.
         hold: a rated conversation -> the reason for which it is quarantined at first; empty: it is not.
+        shared: what others share in this process that work with the same scope; not given: nobody does.
     """
 
-    def __init__(self, store: BaseStore, scope: Sequence[str], hold: Callable[[Conversation], str] | None = None) -> None:
+    def __init__(
+        self,
+        store: BaseStore,
+        scope: Sequence[str],
+        hold: Callable[[Conversation], str] | None = None,
+        shared: SharedTurns | None = None,
+    ) -> None:
         self.store, self.scope, self._hold = store, tuple(scope), hold
         kept = UNDOABLE_WRITES
         self.turns = RecordStore(store, (*scope, "turns"), Conversation, changes_kept=kept)
@@ -211,17 +215,23 @@ class ConversationStore:
         self._changes = RecordStore(store, (*scope, "changes"), _Changes, **derived)
         self._left_out = set[str]()
         self._name = uuid.uuid4().hex[:12]
-        self._count, self._card = 0, ""
-        self._open = OrderedDict[str, Conversation | None]()
-        self._made: dict[str, Trajectory] = {}
-        self._lock = threading.Lock()
+        self._count = 0
+        self.card = ""
+        """The agent in a few words, as this object has written it."""
+        self._shared = shared or SharedTurns()
+        self._lock = self._shared.lock_of(self.scope)
         self.has_news = False
         """True if this object has changed trajectories; its reader sets it back."""
 
     @property
     def _writer(self) -> str:
         """The id of this object among all that write into the scope; after a fork it is another one."""
-        return f"{os.getpid()}-{self._name}"
+        return f"{self._process}-{self._name}"
+
+    @property
+    def _process(self) -> str:
+        """The beginning of the ids of all writers of this process that share what they change."""
+        return f"{os.getpid()}-{self._shared.id}"
 
     def _leave_out(self, damage: BadRecord) -> None:
         """Say once that a record is damaged."""
@@ -266,6 +276,11 @@ class ConversationStore:
         found = self.feedback.get(thread)
         return found.ratings if found else ()
 
+    def note_turn(self, thread: str, turn: Turn, task: Task, domain: str = "", user: str = "") -> None:
+        """Take note of a turn that is about to be recorded, so that `turns_at_hand` and `latest` have it at once."""
+        if current_branch() is None:
+            self._shared.note((self.scope, thread), clean(turn), Conversation(thread, clean(task), (), domain, user))
+
     def record(
         self,
         thread: str,
@@ -275,6 +290,8 @@ class ConversationStore:
         user: str = "",
         *,
         read: frozenset[str] = frozenset(),
+        beside: Sequence[Turn] = (),
+        is_noted: bool = False,
         goes_on: bool = False,
     ) -> Conversation:
         """Record a turn. It takes the place of one with its id, as after a run that was repeated, and keeps what other methods have
@@ -286,34 +303,40 @@ class ConversationStore:
             domain: of its trajectories.
             user: whose conversation it is; empty: not known.
             read: ids of the messages that the agent has: turns that the thread has left by going back in time are known by these.
+            beside: the same turn as other methods have recorded it, which is written with it.
+            is_noted: whether `note_turn` was given all of these.
             goes_on: whether the turn will be recorded again soon: then it is not read again before that.
         """
-        turn, task = clean(turn), clean(task)
+        turns, task = [clean(one) for one in (*beside, turn)], clean(task)
+        held, ended = (self.scope, thread), "" if goes_on else turn.id
         with self._lock:
-            is_open = thread in self._open and current_branch() is None
-            known = self._open.pop(thread) if is_open else self.turns.get(thread)
+            known = self._shared.take(held, len(turns) * is_noted) if current_branch() is None else UNKNOWN
+            known = self.turns.get(thread) if known is UNKNOWN else known
             ratings: tuple[Rating, ...] = ()
-            if known is not None and has_gone_on(known, turn):
-                turn = with_later_part(known, self.ratings(thread), turn)
-            if known is not None and is_replaced(known, turn):
-                known = self._set_aside(thread, turn) or known
+            if known is not None and any(has_gone_on(known, one) for one in turns):
+                given = self.ratings(thread)
+                turns = [with_later_part(known, given, one) for one in turns]
+            if known is not None and any(is_replaced(known, one) for one in turns):
+                known = self._set_aside(thread, turns[-1]) or known
+            found = stored = known
             for _ in range(MOST_MERGES):
-                before = known or Conversation(thread, task, (), domain, user)
-                conversation = with_turn(before, replace(turn, after=find_predecessor(before, turn, read)))
-                if conversation == known:
+                conversation = known or Conversation(thread, task, (), domain, user)
+                for one in turns:
+                    conversation = with_turn(conversation, replace(one, after=find_predecessor(conversation, one, read)))
+                if conversation == stored:
                     break
                 found, given = exchange([(self.turns, thread), (self.feedback, thread)], [(self.turns, conversation)])
                 ratings = given.ratings if given else ()
-                if found == known:
+                if found == stored:
                     break
-                known = found  # another process or another method has recorded something meanwhile
-            if goes_on:
-                self._hold_open(thread, conversation)
-            rated = {one.turn for one in ratings}
-            place = next(n for n, one in enumerate(conversation.turns) if one.id == turn.id)
+                known, stored = found, conversation  # another process has recorded something meanwhile
+            if current_branch() is None:
+                self._shared.keep(held, conversation, ended)
+            rated, last = {one.turn for one in ratings}, turns[-1]
+            place = next(n for n, one in enumerate(conversation.turns) if one.id == last.id)
             if any(one.id in rated for one in conversation.turns[place:]):
-                was = turn_of_id(found, turn.id) if found else None
-                if was and was.steps and not turn.steps:  # nothing is left of it
+                was = turn_of_id(found, last.id) if found else None
+                if was and was.steps and not last.steps:  # nothing is left of it
                     self._withdraw({thread}, stay={one.id for one in rated_trajectories(conversation, ratings)})
                 self._derive(conversation, ratings)
             return conversation
@@ -327,18 +350,16 @@ class ConversationStore:
             exchange([], [(self.turns, found[0]), *rated])
         return found[0] if found else None
 
-    def _hold_open(self, thread: str, conversation: Conversation | None) -> None:
-        """Keep in mind what is recorded of a thread whose turn goes on."""
-        if current_branch() is None:
-            self._open[thread] = conversation
-            while len(self._open) > MOST_OPEN:
-                self._open.popitem(last=False)
-
     def turns_at_hand(self, thread: str) -> tuple[Turn, ...]:
         """The recorded turns of a thread whose turn goes on, oldest first; none of another thread."""
-        with self._lock:
-            known = self._open.get(thread)
-        return known.turns if known else ()
+        known = self._shared.get((self.scope, thread))
+        return known.now.turns if known and known.now and not known.ended else ()
+
+    def latest(self, thread: str) -> Conversation | None:
+        """The conversation with what is still to be written of it; None: nothing was recorded of it."""
+        known = self._shared.get((self.scope, thread)) if current_branch() is None else None
+        is_ahead = known is not None and (known.ahead or known.stored is UNKNOWN)
+        return known.now if known and is_ahead else self.turns.get(thread)
 
     def rate(
         self,
@@ -432,7 +453,7 @@ class ConversationStore:
         if made:
             changes = self._changes_with([one.id for one in made], mine)
             exchange([], [*((self.trajectories, one) for one in made), (self._changes, changes)])
-            self._made = {**(self._made if len(self._made) < CHANGES_KEPT else {}), **{one.id: one for one in made}}
+            self._shared.add_changed(self.scope, made)
             if self.is_held(conversation.id):  # another process has quarantined it meanwhile
                 self._withdraw({conversation.id})
 
@@ -519,10 +540,9 @@ class ConversationStore:
         return str(item.value["text"]) if item else ""
 
     def note_agent(self, card: str) -> None:
-        """Keep the agent in a few words, where they have changed."""
-        if card != self._card:
-            self.store.put((*self.scope, "agent"), "card", {"text": clean_text(card)}, index=False)
-            self._card = card
+        """Keep the agent in a few words."""
+        self.store.put((*self.scope, "agent"), "card", {"text": clean_text(card)}, index=False)
+        self.card = card
 
     def _announce(self, ids: Sequence[str]) -> None:
         self._changes.put([self._changes_with(ids, self._changes.get(self._writer))])
@@ -546,10 +566,10 @@ class ConversationStore:
         Returns:
             The trajectories, or None where all have to be read again (`trajectories.all`), and the mark for the next look.
         """
+        was = self._shared.get((self.scope, thread))
         writers, *recorded = exchange([(self._changes, None), *([(self.turns, thread)] if thread else [])])
-        if thread:
-            with self._lock:
-                self._hold_open(thread, *recorded)
+        if thread and current_branch() is None:
+            self._shared.begin((self.scope, thread), was, *recorded)
         now = {writer.id: writer.count for writer in writers}
         if seen is None or seen.keys() - now.keys():
             return None, now
@@ -559,9 +579,8 @@ class ConversationStore:
                 if missed > len(writer.newest) or "" in writer.newest[-missed:]:
                     return None, now
                 ids += writer.newest[-missed:]
-                others |= set() if writer.id == self._writer else set(writer.newest[-missed:])
-        made, self._made = self._made, {}  # what only this process has changed need not be read
-        found = {id: made[id] for id in dict.fromkeys(ids) if id in made and id not in others}
+                others |= set() if writer.id.startswith(self._process) else set(writer.newest[-missed:])
+        found = self._shared.find_changed(self.scope, set(ids) - others)  # what only this process has changed need not be read
         found |= {one.id: one for one in self.trajectories.get_many([id for id in dict.fromkeys(ids) if id not in found])}
         return [found[id] for id in dict.fromkeys(ids) if id in found], now
 
@@ -591,16 +610,16 @@ class ConversationStore:
             for kept, ids in told:
                 kept.delete(ids)
             self.store.delete((*self.scope, "agent"), "card")  # instructions may name a user; the next run writes it again
-            self._card = ""
+            self.card = ""
             for one in known if gone else ():
                 if gone and one.id not in gone and (left := _without_traces(one, gone)) != one:
                     self.turns.put([left])
-                    self._open.pop(one.id, None)
+                    self._shared.drop(self.scope, {one.id})
                     self._derive(left, self.ratings(one.id))
             self._withdraw(gone)
             self.turns.delete(doomed)  # last: after a crash these are known, and forgotten when asked again
+            self._shared.drop(self.scope, gone)
             if gone is None:
-                self._open.clear()
                 for place in ((*self.scope, name) for name in ("changes", "imports", "library")):  # a namespace names its user
                     self.store.batch([PutOp(place, i.key, None) for i in all_items(self.store, place) if i.namespace == place])
             return len(doomed)
@@ -609,6 +628,7 @@ class ConversationStore:
         """Delete the trajectories of some threads, or of all, but for those with the ids that stay, and what models wrote about them."""
         doomed = [one.id for one in self.trajectories.all() if (threads is None or one.run in threads) and one.id not in stay]
         self.trajectories.delete(doomed)
+        self._shared.drop_changed(self.scope, doomed)
         for records in (self.reflections, self.trials):
             mine = [one.id for one in records.all() if threads is None or one.thread in threads]
             records.delete([id for id in mine if id.partition("/")[2] not in stay])
@@ -641,7 +661,7 @@ class ConversationStore:
             for one, ratings in found:
                 old = known.get(one.id, replace(one, turns=()))
                 known[one.id], given[one.id] = join(old, given.get(one.id, ()), clean(one), clean(tuple(ratings)))
-                self._open.pop(one.id, None)
+                self._shared.drop(self.scope, {one.id})
             changed = [one for id, one in known.items() if one != before.get(id)]
             self.turns.put(changed)  # another process may write to the others
             self.feedback.put([Ratings(id, given[id]) for id in known if given[id]])

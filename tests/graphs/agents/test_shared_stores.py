@@ -24,6 +24,7 @@ from learngraph.graphs.agents import scopes
 from learngraph.graphs.agents.executed_calls import watch_call
 from learngraph.graphs.agents.reasoning_bank import ReasoningBankMiddleware
 from learngraph.graphs.agents.synapse import SynapseMiddleware
+from learngraph.memory.conversations import write_queue
 from learngraph.memory.conversations.reviews import reviewed_call
 from learngraph.memory.conversations.store import ConversationStore, Reflection
 from learngraph.memory.conversations.turns import Conversation, Turn
@@ -172,7 +173,7 @@ def test_a_call_does_not_wait_for_a_slow_store_and_uses_what_is_known(is_known: 
     agent, learner, _ = made if is_known else make("synapse", store, **BY_ISSUE.get("synapse", {}))
     free.clear()
     looks.clear()
-    monkeypatch.setattr(scopes, "STORE_PATIENCE", 0.0)
+    monkeypatch.setattr(write_queue, "STORE_PATIENCE", 0.0)
     agent.invoke({"messages": desk.ticket(21)[0]}, config("late"))
     assert looks.wait(60)
     assert any(entry["recalled"] for entry in advice(learner, "late")) == is_known

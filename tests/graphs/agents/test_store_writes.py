@@ -1,0 +1,215 @@
+"""The writes of a turn: how many round trips to the store they take, and that a user waits for none of them where the store is slow."""
+
+import asyncio
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from threading import Event, get_ident
+from typing import Any
+
+import help_desk as desk
+import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import HumanInTheLoopMiddleware
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.store.base import PutOp
+from langgraph.store.memory import InMemoryStore
+from langgraph.types import Command
+from learning_agents import METHODS, config, make
+
+from learngraph.graphs.agents.jitrl import JitRLMiddleware
+from learngraph.graphs.agents.synapse import SynapseMiddleware
+from learngraph.memory.conversations import write_queue
+from learngraph.memory.storage.sqlite_memory import SqliteMemory
+
+TOOLS = [desk.lookup_order, desk.resolve]
+
+
+class Watched(InMemoryStore):
+    """A store that notes from which threads its round trips come, and what is written, and answers while `free` is set."""
+
+    is_read = False
+    """True: it answers questions in any case."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads, self.written = list[int](), list[tuple[str, str]]()
+        self.free, self.error = Event(), ""
+        self.free.set()
+
+    def batch(self, ops: Any) -> Any:
+        self.threads.append(get_ident())
+        ops = list(ops)
+        puts = [one for one in ops if isinstance(one, PutOp)]
+        assert (self.is_read and not puts) or self.free.wait(60)
+        if self.error:
+            raise ConnectionError(self.error)
+        self.written += [(one.namespace[-1], one.key) for one in puts]
+        return super().batch(ops)
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every store is slow."""
+    for patience in ("STORE_PATIENCE", "WRITE_PATIENCE"):
+        monkeypatch.setattr(write_queue, patience, 0.0)
+
+
+def make_two(store: Any, *more: Any, **options: Any) -> tuple[Any, list[Any]]:
+    """An agent with two learners."""
+    learners: list[Any] = [SynapseMiddleware(store, refresh_seconds=0.0, **options)]
+    learners += [JitRLMiddleware(store, decide=["resolve"], state_key=desk.issue, refresh_seconds=0.0, **options)]
+    agent = create_agent(desk.GuessingClerk(), TOOLS, middleware=[*more, *learners], checkpointer=InMemorySaver())
+    return agent, learners
+
+
+def serve(agent: Any, n: int, thread: str, is_awaited: bool = False) -> Any:
+    """A turn of three calls of the model."""
+    given = {"messages": desk.ticket(n)[0]}
+    return asyncio.run(agent.ainvoke(given, config(thread))) if is_awaited else agent.invoke(given, config(thread))
+
+
+@pytest.mark.parametrize("is_awaited", [False, True])
+@pytest.mark.parametrize(("count", "trips"), [(1, 4), (2, 6)])
+def test_a_turn_of_three_calls_costs_four_round_trips_and_six_with_two_learners(
+    count: int, trips: int, is_awaited: bool
+) -> None:
+    store = Watched()
+    agent, learners = make_two(store) if count == 2 else ((made := make("synapse", store, refresh_seconds=0.0))[0], [made[1]])
+    for n in range(4):
+        store.threads.clear()
+        serve(agent, n, f"t{n // 2}", is_awaited)
+        assert len(store.threads) == trips or not n, "the first turn of a process reads more"
+        for one in learners:
+            one.feedback(f"t{n // 2}", reward=1.0, tenant="acme")
+            one.status(tenant="acme")
+    for one in learners:
+        assert [len(turn.steps) for turn in one.conversation("t1", tenant="acme").turns] == [3, 3]
+        assert one.explain("t1", tenant="acme").count(f"{one.method}: ") >= 2
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_operation_of_a_turn_is_made_in_the_thread_that_answers_the_user(method: str) -> None:
+    agent, learner, _ = make(method, store := Watched(), refresh_seconds=0.0)
+    for n in range(4):
+        store.threads.clear()
+        serve(agent, n, f"t{n}")
+        assert get_ident() not in store.threads or not n
+        learner.feedback(f"t{n}", reward=float(n % 2), tenant="acme")
+        getattr(learner, "learn", learner.status)(tenant="acme")
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("is_awaited", [False, True])
+def test_a_slow_store_keeps_no_answer_and_what_is_asked_of_the_turn_waits_for_its_writes(is_awaited: bool) -> None:
+    agent, learners = make_two(store := Watched(), reward=lambda messages: 0.5, name="agent")
+    store.free.clear()
+    for n in range(2):
+        assert serve(agent, n, "t", is_awaited)["messages"][-1].text == "It is done."
+    assert not store.written
+    asked: list[Any] = [lambda: learners[0].explain("t", tenant="acme"), lambda: learners[1].status(tenant="acme").rated]
+    asked += [lambda: list(learners[0].export(tenant="acme")), lambda: learners[1].scopes()]
+    with ThreadPoolExecutor() as pool:
+        answers = [pool.submit(one) for one in asked]
+        assert not wait(answers, 0).done
+        store.free.set()
+        explained, rated, (row,), scopes = (one.result(60) for one in answers)
+    assert (explained.count("gave it reward 0.5"), rated, scopes) == (2, 2, [{"tenant": "acme"}])
+    assert [len(turn["steps"]) for turn in row["turns"]] == [3, 3]
+    assert learners[0].feedback("t", reward=1.0, tenant="acme").reward == 1.0
+    assert [kind for kind, _ in store.written][:3] == ["turns", "feedback", "trajectories"], "in their order"
+    assert learners[0].forget(["t"], tenant="acme") == 1
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_write_that_fails_behind_the_users_back_is_told() -> None:
+    agent, learner, _ = make("synapse", store := Watched())
+    store.free.clear()
+    serve(agent, 0, "t")
+    store.error = "connection refused"
+    store.free.set()
+    learner.agent.queue.wait()
+    store.error = ""
+    told = (
+        "a turn was not recorded, and nothing is learned from it: 1 time, the last for Unavailable: the store does not answer"
+    )
+    assert told in str(learner.status(tenant="acme"))
+    serve(agent, 1, "t")
+    assert len(learner.conversation("t", tenant="acme").turns) == 1
+
+
+@pytest.mark.usefixtures("hasty")
+def test_the_users_next_message_rates_a_turn_that_is_still_to_be_written() -> None:
+    agent, learner, _ = make("synapse", store := Watched(), next_turn=lambda messages: 1.0)
+    store.is_read = True
+    store.free.clear()
+    serve(agent, 1, "u")
+    serve(agent, 2, "u")
+    store.free.set()
+    assert learner.explain("u", tenant="acme").count("gave it reward 1") == 1
+
+
+def test_a_turn_that_waits_for_a_person_has_what_both_learners_did() -> None:
+    pause = HumanInTheLoopMiddleware({"resolve": True})
+    agent, learners = make_two(store := Watched(), pause)
+    serve(agent, 0, "t")
+    for one in learners:
+        (turn,) = one.conversation("t", tenant="acme").turns
+        assert [entry["method"] for entry in turn.advice].count(one.method) == 2
+    agent.invoke(Command(resume={"decisions": [{"type": "approve"}]}), config("t"))
+    assert [
+        sum(entry["method"] == one.method for entry in one.conversation("t", tenant="acme").turns[0].advice) for one in learners
+    ] == [3, 3]
+    assert store.written.count(("turns", "t")) == 2 + 2, "once a call, and by each at the end"
+
+
+@pytest.mark.usefixtures("hasty")
+def test_close_writes_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Watched()
+    closed = list[int]()
+    store.close = lambda: closed.append(len(store.written))  # type: ignore[attr-defined]
+    monkeypatch.setattr("learngraph.memory.storage.open_store.open_agent_store", lambda where: store)
+    learner = SynapseMiddleware("somewhere", name="agent")
+    agent = create_agent(desk.GuessingClerk(), TOOLS, middleware=[learner])
+    store.free.clear()
+    serve(agent, 0, "t")
+    with ThreadPoolExecutor() as pool:
+        ends = pool.submit(learner.close)
+        assert not wait([ends], 0).done
+        store.free.set()
+        ends.result(60)
+    assert closed == [1]
+
+
+PROGRAM = """
+import sys, threading
+sys.path[:0] = {paths!r}
+import help_desk as desk
+from langchain.agents import create_agent
+from learngraph.graphs.agents.synapse import SynapseMiddleware
+from learngraph.memory.conversations import write_queue
+from learngraph.memory.storage.sqlite_memory import SqliteMemory
+
+class Slow(SqliteMemory):
+    def batch(self, ops):
+        free.wait()
+        return super().batch(ops)
+
+write_queue.STORE_PATIENCE = write_queue.WRITE_PATIENCE = 0.0
+free = threading.Event()
+agent = create_agent(desk.GuessingClerk(), [desk.lookup_order, desk.resolve],
+                     middleware=[SynapseMiddleware(Slow.open({folder!r}), name="agent")])
+agent.invoke({{"messages": desk.ticket(0)[0]}}, {{"configurable": {{"thread_id": "t", "tenant": "acme"}}}})
+free.set()
+"""
+
+
+@pytest.mark.slow
+def test_what_waits_when_a_process_ends_is_written(tmp_path: Path) -> None:
+    """Its store answers when the program has come to its last line."""
+    paths = [str(Path(desk.__file__).parent)]
+    subprocess.run([sys.executable, "-c", PROGRAM.format(paths=paths, folder=str(tmp_path))], check=True, timeout=120)
+    with SqliteMemory.open(tmp_path) as store:
+        (turn,) = SynapseMiddleware(store, name="agent").conversation("t", tenant="acme").turns
+    assert len(turn.steps) == 3
