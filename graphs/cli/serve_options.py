@@ -144,8 +144,11 @@ class ServeOptions:
         elif self.model not in ("pocket", "guard") and not self.model.startswith(("local:", "vllm:")):
             hint = did_you_mean(self.model, ("pocket", "guard")) or "; use pocket, guard, local:PATH_OR_NAME or vllm:MODEL"
             raise UserError(f"serve: no model {self.model!r}{hint}")
-        if self.max_connections < 1:
-            raise UserError(f"serve: --max-connections is at least 1, got {self.max_connections}")
+        for name in ("threads", "learner_threads", "max_streams", "max_connections", "max_body_bytes"):
+            if (count := getattr(self, name)) is not None and count < 1:
+                raise UserError(f"serve: --{name.replace('_', '-')} is at least 1, got {count}")
+        if self.prompts is not None and not self.prompts.is_dir():
+            raise UserError(f"serve: --prompts {self.prompts} is no folder; it has prompt files, such as claas/hindsight.md")
         for name, port in (("port", self.port), ("livez-port", self.livez_port or 0)):
             if not 0 <= port < 65536:
                 raise UserError(f"serve: --{name} is from 0 to 65535, got {port}")

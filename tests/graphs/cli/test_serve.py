@@ -1,6 +1,7 @@
 """learngraph serve: what it refuses, and once through with the pocket model: chat, feedback, a version goes live, back again."""
 
 import json
+import logging
 import os
 import re
 import signal
@@ -87,6 +88,9 @@ def test_a_port_in_use_is_said_before_a_model_is_loaded(capsys: pytest.CaptureFi
         (["--model", "vllm:x", "--base-url", "http://x/v1"], "--weights local:PATH_OR_NAME"),
         (["--model", "vllm:x", "--base-url", "http://x/v1", "--weights", "pocket", "--learner", "inline"], "it is another one"),
         (["--learner", "remote"], "process, inline, ray, ray://HOST:PORT or off"),
+        (["--threads", "0"], "--threads is at least 1, got 0"),
+        (["--max-body-bytes", "0"], "--max-body-bytes is at least 1"),
+        (["--prompts", "/none"], "--prompts /none is no folder"),
         (["--engine-path", "/srv/x"], "it needs --model vllm:MODEL"),
         (["--replay.batch-size", "0"], "batch_size is at least 1"),
         (["--loss.kind", "sft"], "--loss.kind"),
@@ -126,6 +130,7 @@ def test_presets_set_other_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve_cli, "_serve", served)
     assert cli.main(["serve", "--api-key", "k", "--port", "0", "--preset", "paper", "--loss.learning-rate", "1e-5"]) == 0
     assert seen[-1][1] == changed(CLaaS.paper(), loss={"learning_rate": 1e-5})
+    assert logging.getLogger("learngraph.claas").isEnabledFor(logging.INFO), "the log says by which prompt feedback is read"
     assert cli.main(["serve", "--api-key", "k", "--port", "0", "--loss.kind", "ppo", "--rollout.canary-share", "0.1"]) == 0
     assert seen[-1][1] == changed(CLaaS(loss=Objective(kind="ppo")), rollout={"canary_share": 0.1})
 
