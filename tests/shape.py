@@ -13,13 +13,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 85_667, "tests": 71_046}
+LINES: Mapping[str, int] = {"source": 85_678, "tests": 71_059}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
     "graphs/agents": 7_871,
     "graphs/baselines": 1_668,
-    "graphs/cli": 2_930,
+    "graphs/cli": 2_934,
     "graphs/experiments": 7_677,
     "graphs/presets": 115,
     "graphs/serving": 2_393,

@@ -160,8 +160,10 @@ class ChatApi:
             raise ApiError("reward and success mean the same; send one of them", param="success")
         reward = body.reward if body.success is None else (1.0 if body.success else -1.0)
         id = f"{body.response_id}-{body.choice}" if body.choice else body.response_id
+        note = ""
         if body.better_than is not None:
-            reward = await self._prefer(request.state.tenant.name, id, body, reward, idempotency_key)
+            note = await self._prefer(request.state.tenant.name, id, body, reward, idempotency_key)
+            reward = 1.0
         feedback = Feedback(
             reward=None if reward is None else float(reward),
             text=body.text or "",
@@ -171,12 +173,13 @@ class ChatApi:
         receipt = await self.backend.feedback(request.state.tenant.name, id, feedback, idempotency_key)
         self.server_metrics.feedback_seconds.observe(time.monotonic() - began)
         found = {"job": receipt.job, "response_id": receipt.exchange, "state": receipt.state, "repeated": receipt.is_repeat}
-        if note := self.backend.advice(feedback, receipt.state):
+        if note := note or self.backend.advice(feedback, receipt.state):
             found["note"] = note
         return json_response(found, 202, {"location": f"/v1/jobs/{quote(receipt.job)}"})
 
-    async def _prefer(self, tenant: str, id: str, body: FeedbackBody, reward: float | None, key: str) -> float:
-        """Store what a choice between two replies says of the one that was not chosen; returns the reward of the one that was."""
+    async def _prefer(self, tenant: str, id: str, body: FeedbackBody, reward: float | None, key: str) -> str:
+        """Store what a choice between two replies says of the one that was not chosen; returns a note if that reply has feedback already,
+        which stays: words say more than a choice, and what was learned from cannot be changed."""
         if reward is not None or body.correction is not None or body.better_than == id:
             raise ApiError("better_than names another reply, and stands for rewards and a correction", param="better_than")
         rows = [await self.backend.experience(tenant, each) for each in (id, body.better_than or "")]
@@ -185,9 +188,12 @@ class ChatApi:
             raise ApiError(
                 "the two replies are to different messages; only replies to the same can be compared", param="better_than"
             )
+        if (known := other["feedback"]) is not None:
+            is_repeat = (known["reward"], known["correction"]) == (-1.0, chosen["reply"])
+            return "" if is_repeat else f"{other['id']} keeps the feedback that it has; this reply counts as liked"
         lesson = Feedback(-1.0, source=body.source, correction=chosen["reply"])
         await self.backend.feedback(tenant, other["id"], lesson, f"{key}-other" if key else "")
-        return 1.0
+        return ""
 
     async def job(self, request: Request, job: str) -> Response:
         return json_response(

@@ -5,7 +5,7 @@ is refused by name, never ignored. This file opens no connection; `chat_server.p
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -26,6 +26,7 @@ from ...memory.errors import (
     UnknownVersion,
     UserError,
     WindowError,
+    did_you_mean,
 )
 from ...memory.records import ChatRequest, Sampling
 
@@ -336,15 +337,15 @@ def parse_body(kind: type[T], data: Any) -> T:
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        raise validation_error(error.errors(include_url=False, include_context=False), data) from None
+        raise validation_error(error.errors(include_url=False, include_context=False), data, kind.model_fields) from None
 
 
-def validation_error(errors: Sequence[Mapping[str, Any]], data: Any) -> ApiError:
-    """An `ApiError` from the one of pydantic's errors that is deepest in the data; a union of types gives several errors."""
+def validation_error(errors: Sequence[Mapping[str, Any]], data: Any, known: Iterable[str]) -> ApiError:
+    """An `ApiError` from the one of pydantic's errors that is deepest in the data, whose fields are known; a union of types gives several."""
     found = [(*_error_place(error["loc"], data, error["type"] == "missing"), error) for error in errors]
     _, param, error = max(found, key=lambda item: (item[0], item[2]["type"] == "too_long"))
     if error["type"] == "extra_forbidden":
-        return ApiError(f"unknown field: {param}", param=param, code="unknown_parameter")
+        return ApiError(f"unknown field: {param}{did_you_mean(param, known)}", param=param, code="unknown_parameter")
     if error["type"] == "missing":
         return ApiError(f"missing: {param}", param=param, code="missing_required_parameter")
     said = str(error["msg"])

@@ -725,9 +725,9 @@ def test_a_signal_ends_it_in_order(tmp_path: Path) -> None:
 
 
 def test_feedback_may_be_a_corrected_reply_or_a_choice(client: httpx.Client) -> None:
-    first, second, other = (
+    first, second, third, other = (
         client.post("/v1/chat/completions", json=ASK | {"messages": [{"role": "user", "content": words}]}).json()["id"]
-        for words in ("hi", "hi", "what ?")
+        for words in ("hi", "hi", "hi", "what ?")
     )
     corrected = client.post("/v1/feedback", json={"response_id": other, "correction": "hello"})
     assert corrected.status_code == 202
@@ -735,6 +735,14 @@ def test_feedback_may_be_a_corrected_reply_or_a_choice(client: httpx.Client) -> 
     said = {id: client.get(f"/v1/experiences/{id}").json() for id in (first, second)}
     assert said[first]["feedback"]["reward"] == 1
     assert (said[second]["feedback"]["reward"], said[second]["feedback"]["correction"]) == (-1, said[first]["reply"])
+    assert (
+        "unknown field: corection; did you mean correction?"
+        in client.post("/v1/feedback", json={"response_id": first, "corection": ""}).text
+    )
+    kept = client.post("/v1/feedback", json={"response_id": third, "better_than": second})
+    assert (kept.status_code, "keeps the feedback that it has" in kept.json()["note"]) == (202, True)
+    assert client.get(f"/v1/experiences/{third}").json()["feedback"]["reward"] == 1
+    assert client.get(f"/v1/experiences/{second}").json()["feedback"] == said[second]["feedback"]
     for body in ({"better_than": other}, {"better_than": first}, {"better_than": second, "reward": 1}):
         assert client.post("/v1/feedback", json={"response_id": first, **body}).status_code == 400
     assert client.post("/v1/feedback", json={"response_id": first, "better_than": "nobody's"}).status_code == 404
