@@ -294,6 +294,8 @@ def find_method(name: str) -> Method:
     module, _, attribute = method.partition(":")
     if not attribute.isidentifier() or not all(map(str.isidentifier, module.split("."))):
         others = f"; there are {', '.join(sorted(METHODS))}, and MODULE:NAME for one of your own"
+        if method.endswith(".py"):
+            others = f"; of a file say also the name in it, such as {method}:graph"
         raise UserError(f"no method is called '{method}'{did_you_mean(method, METHODS) or others}")
     return _import_method(module, attribute)
 

@@ -185,6 +185,7 @@ def test_a_name_is_a_method_and_a_preset(name: str, parts: tuple[str, str]) -> N
         ("rest_method:ReST", "rest_method has a type of that name; it has rest_method:METHOD"),
         ("keyword:iskeyword", r"keyword has a .* of that name; write iskeyword = Method\(summary, settings, build\) there"),
         ("a b:c", "no method is called 'a b:c'"),
+        ("./my_app.py", "no method is called './my_app.py'; of a file say also the name in it, such as ./my_app.py:graph$"),
     ],
 )
 def test_a_wrong_name_is_answered_with_what_would_do(name: str, words: str) -> None:
