@@ -739,10 +739,10 @@ def test_feedback_may_be_a_corrected_reply_or_a_choice(client: httpx.Client) -> 
         "unknown field: corection; did you mean correction?"
         in client.post("/v1/feedback", json={"response_id": first, "corection": ""}).text
     )
-    kept = client.post("/v1/feedback", json={"response_id": third, "better_than": second})
+    kept = client.post("/v1/feedback", json={"response_id": third, "better_than": first})
     assert (kept.status_code, "keeps the feedback that it has" in kept.json()["note"]) == (202, True)
     assert client.get(f"/v1/experiences/{third}").json()["feedback"]["reward"] == 1
-    assert client.get(f"/v1/experiences/{second}").json()["feedback"] == said[second]["feedback"]
+    assert client.get(f"/v1/experiences/{first}").json()["feedback"] == said[first]["feedback"]
     for body in ({"better_than": other}, {"better_than": first}, {"better_than": second, "reward": 1}):
         assert client.post("/v1/feedback", json={"response_id": first, **body}).status_code == 400
     assert client.post("/v1/feedback", json={"response_id": first, "better_than": "nobody's"}).status_code == 404
