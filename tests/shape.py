@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 85_680, "tests": 71_060}
+LINES: Mapping[str, int] = {"source": 85_688, "tests": 71_069}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -45,7 +45,7 @@ ROOMS: Mapping[str, int] = {
     "tools/environments": 9_160,
     "tools/local": 3_620,
     "tools/models": 961,
-    "tools/notebook": 1_547,
+    "tools/notebook": 1_555,
     "tools/pocket": 317,
     "tools/serving": 3_487,
     "tools/traces": 737,

@@ -96,11 +96,19 @@ def latest_moment(graph: Graph, in_loop: bool, place: RunnableConfig) -> StateSn
 
 
 def is_of_this_loop(saver: Any) -> bool:
-    """True if a checkpointer belongs to the event loop that runs here: its synchronous calls would wait for that loop for ever."""
+    """True if a checkpointer belongs to the event loop that runs here: its synchronous calls would wait for that loop for ever.
+
+    Raises:
+        StepperError: so would its asynchronous ones, which borrow connections from a pool that works in that loop.
+    """
     try:
-        return getattr(saver, "loop", None) is asyncio.get_running_loop()
+        is_here = getattr(saver, "loop", None) is asyncio.get_running_loop()
     except RuntimeError:
         return False
+    if is_here and hasattr(getattr(saver, "conn", None), "getconn"):
+        said = f"the pool of {type(saver).__name__} lends connections in the event loop that would wait here"
+        raise StepperError(f"{said}: step in a thread, such as `await asyncio.to_thread(walk.step)`")
+    return is_here
 
 
 def read_history(graph: Graph, in_loop: bool, thread: RunnableConfig) -> list[StateSnapshot]:

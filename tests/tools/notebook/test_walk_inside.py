@@ -8,7 +8,8 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from sqlite3 import connect
-from typing import Annotated, Any, Literal
+from types import SimpleNamespace
+from typing import Annotated, Any, Literal, cast
 
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
@@ -388,6 +389,14 @@ def test_asynchronous_nodes_and_checkpoints(tmp_path: Any) -> None:
             other = walk.fork().edit(x=500).out()
             assert (other.state["out"], str(other)) == ([11, 500, 31], "moment 2, before end")
             assert walk.out().finish().state["out"] == [11, 21, 31]
+            pooled = cast(Any, AsyncSqliteSaver(saver.conn))
+            pooled.conn = SimpleNamespace(
+                getconn=None
+            )  # as of an AsyncConnectionPool, which would wait for the loop that waits
+            with pytest.raises(
+                StepperError, match=r"^the pool of AsyncSqliteSaver lends .*`await asyncio.to_thread\(walk.step\)`"
+            ):
+                begun(group(checkpointer=pooled))
 
     asyncio.run(play())
     walk_through(InMemorySaver())
