@@ -13,11 +13,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 85_688, "tests": 71_069}
+LINES: Mapping[str, int] = {"source": 85_711, "tests": 71_091}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
-    "graphs/agents": 7_871,
+    "graphs/agents": 7_894,
     "graphs/baselines": 1_668,
     "graphs/cli": 2_934,
     "graphs/experiments": 7_677,

@@ -2,12 +2,13 @@
 
 import logging
 import os
+import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.utils.function_calling import convert_to_openai_tool
@@ -46,10 +47,8 @@ class AgentIdentity:
         self._folder = ""
         self._process = os.getpid()
         if isinstance(store, str | Path):
-            from ...memory.storage.open_store import open_agent_store
-
             self._folder = os.fspath(store)
-            store = self._opened = open_agent_store(self._folder)
+            store = self._opened = self._open(self._folder)
         if store is not None and not isinstance(store, BaseStore):
             entered = hasattr(store, "__enter__") or hasattr(store, "__aenter__")
             remedy = "; enter it first: `with ... as store:`" if entered else ""
@@ -72,11 +71,30 @@ class AgentIdentity:
         """Name of a tool -> its arguments whose values its schema lists."""
 
     def close(self) -> None:
-        """Write what waits, and close the store that was opened here, of a folder or a URL; one that the app gave is the app's."""
+        """Write what waits, and close the store that was opened here, of a folder, or of a URL with the last of its learners; one that the
+        app gave is the app's."""
         if self._store is not None:
             self.queue.wait()
+        with _OPENING:
+            _SHARERS.discard(self)
+            if any(one._opened is self._opened for one in _SHARERS):
+                return
+            _SERVERS.pop((self._process, self._folder), None)
         if callable(close := getattr(self._opened, "close", None)):
             close()
+
+    def _open(self, where: str) -> BaseStore:
+        """The store of a folder, or of a URL, where learners of one process share the connections, and what waits to be written."""
+        from ...memory.storage.open_store import open_agent_store
+
+        if "://" not in where:
+            return open_agent_store(where)
+        with _OPENING:
+            if (found := _SERVERS.get((self._process, where))) is None:
+                found = _SERVERS[self._process, where] = open_agent_store(where)
+            self._opened = found
+            _SHARERS.add(self)
+            return found
 
     @property
     def store(self) -> BaseStore:
@@ -264,6 +282,11 @@ class AgentIdentity:
         _UNNAMED.add(self)
 
 
+_SERVERS = WeakValueDictionary[tuple[int, str], BaseStore]()
+"""(id of a process, URL) -> the store that it has opened."""
+_SHARERS = WeakSet[AgentIdentity]()
+"""The agents of this process whose store is one of these."""
+_OPENING = threading.Lock()
 _UNNAMED = WeakSet[AgentIdentity]()
 """The agents without a name that have run in this process."""
 

@@ -579,8 +579,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         return self._memory(labels).conversations.take_in([one[:2] for one in found])
 
     def close(self) -> None:
-        """Write what waits, and close the store of a folder or a URL, which another learner may open then; one that the app gave stays
-        open."""
+        """Write what waits, and close the store of a folder, which another learner may open then, or of a URL with its last learner; one
+        that the app gave stays open."""
         self.agent.close()
 
     @checks_arguments
