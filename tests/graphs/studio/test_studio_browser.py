@@ -575,7 +575,7 @@ A **bold** word, *one* `code **not bold**` and <img src=x onerror="document.titl
 ```python
 print("**")
 ```
-snake_case_stays 2*3*4"""
+snake_case_stays 2*3*4, https://example.org/x?y=1."""
 READ = "[...document.querySelector('.chat .said.ai').children].map((one) => one.outerHTML).join('')"
 
 
@@ -599,7 +599,8 @@ async def test_a_models_markdown_is_shown_and_its_tags_stay_text(app_folder: Pat
         "and &lt;img src=x onerror=\"document.title='hacked'\"&gt;.</p>"
         '<ul><li><p>first <a href="https://example.org/a_b" target="_blank" rel="noopener noreferrer">page</a></p>'
         "<ul><li><p><code>inner</code></p></li></ul></li><li><p>[no link](javascript:alert(1))</p></li></ul>"
-        '<ol start="3"><li><p>three</p></li><li><p>four</p></li></ol><pre>print("**")</pre><p>snake_case_stays 2*3*4</p>'
+        '<ol start="3"><li><p>three</p></li><li><p>four</p></li></ol><pre>print("**")</pre><p>snake_case_stays 2*3*4, <a href="https://example.org/x?y=1" '
+        'target="_blank" rel="noopener noreferrer">https://example.org/x?y=1</a>.</p>'
         f"""<code class="calls">look(where='{"in the drawer " * 9}')</code><code class="calls">wait()</code>"""
     )
 

@@ -2,16 +2,16 @@
 // and becomes text nodes: tags in it are never read.
 const { html } = viewLibrary;
 
-const CODE = /(`+)(.+?)\1(?!`)/, BOLD = /\*\*(?=\S)(.+?\S|\S)\*\*/, LINK = /\[([^\][\n]+)\]\(((?:https?:\/\/|mailto:)[^\s()]+)\)/, ITALICS = /(?<![\w*])\*(?=[^\s*])([^*\n]*?[^\s*])\*(?![\w*])/;
-const INLINE = new RegExp([CODE, BOLD, LINK, ITALICS].map((one) => one.source).join("|"), "s");
+const CODE = /(`+)(.+?)\1(?!`)/, BOLD = /\*\*(?=\S)(.+?\S|\S)\*\*/, LINK = /\[([^\][\n]+)\]\(((?:https?:\/\/|mailto:)[^\s()]+)\)/, BARE = /(https?:\/\/[^\s<>()[\]]*[^\s<>()[\].,;:!?'"*])/, ITALICS = /(?<![\w*])\*(?=[^\s*])([^*\n]*?[^\s*])\*(?![\w*])/;
+const INLINE = new RegExp([CODE, BOLD, LINK, BARE, ITALICS].map((one) => one.source).join("|"), "s");
 
 /** The parts of a line of text: a part is a text, or an element. */
 function inline(text) {
   const found = INLINE.exec(text);
   if (!found) return text ? [text] : [];
-  const [all, , code, bold, label, address, italics] = found;
+  const [all, , code, bold, label, named, bare, italics] = found, address = named ?? bare;
   const made = code !== undefined ? html`<code>${code}</code>` : bold !== undefined ? html`<strong>${inline(bold)}</strong>`
-    : address !== undefined ? html`<a href=${address} target="_blank" rel="noopener noreferrer">${inline(label)}</a>` : html`<em>${inline(italics)}</em>`;
+    : address !== undefined ? html`<a href=${address} target="_blank" rel="noopener noreferrer">${bare ?? inline(label)}</a>` : html`<em>${inline(italics)}</em>`;
   return [...inline(text.slice(0, found.index)), made, ...inline(text.slice(found.index + all.length))];
 }
 
