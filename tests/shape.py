@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 85_711, "tests": 71_092}
+LINES: Mapping[str, int] = {"source": 85_718, "tests": 71_116}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -22,7 +22,7 @@ ROOMS: Mapping[str, int] = {
     "graphs/cli": 2_934,
     "graphs/experiments": 7_677,
     "graphs/presets": 115,
-    "graphs/serving": 2_393,
+    "graphs/serving": 2_398,
     "graphs/studio": 2_216,
     "graphs/wiring": 4_518,
     "memory": 1_497,

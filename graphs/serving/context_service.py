@@ -40,6 +40,7 @@ LEARNERS = ("adamem", "icrl", "lessons", "reasoning-bank")
 ROUTES = {
     "call feedback(thread_id, reward=...)": "POST /v1/feedback",
     "quarantine_reasons() says why, release(thread_id) lets one in": "held says why, POST /v1/experiences/ID/release lets one in",
+    "give control=0.1 or holdout=0.05, then feedback": "POST /v1/feedback",
     "; the agent's process studies them soon, and learn() at once": "; they are studied soon",
 }
 """Words of a learner's status for who calls Python -> for who asks by HTTP."""
@@ -165,7 +166,7 @@ class ContextService(Service):
             row["learned"] = name_routes(str(await self._learner.astatus(**scope))).splitlines()
             row["held"] = await asyncio.to_thread(partial(self._learner.quarantine_reasons, **scope))
             if self._learner.plan.is_on:
-                row["lift"] = str(await asyncio.to_thread(partial(self._learner.lift, **scope))).splitlines()
+                row["lift"] = name_routes(str(await asyncio.to_thread(partial(self._learner.lift, **scope)))).splitlines()
         return found
 
     def _learning_scopes(self) -> list[tuple[str, str]]:

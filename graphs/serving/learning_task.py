@@ -21,7 +21,7 @@ from itertools import count
 from typing import Any
 
 from ...memory.claas.replay import Replay
-from ...memory.errors import Unavailable, UserError, hide_paths, public_text
+from ...memory.errors import Unavailable, UnknownExchange, UserError, hide_paths, public_text
 from ...memory.telemetry import span, traceparent
 from ...nodes.learn.gradient_step import describe_run
 from ..wiring.flow import Graph
@@ -293,7 +293,10 @@ class LearningTask:
         turn.until = time.monotonic() + wait
         self._metrics.learner_errors.inc()
         text, trace = str(error) or type(error).__name__, None if isinstance(error, UserError) else error
-        LOG.error("%s/%s: the step failed and is tried again in %g s: %s", *scope, wait, text, exc_info=trace)
+        level = (
+            logging.INFO if isinstance(error, UnknownExchange) else logging.ERROR
+        )  # a client may delete what it said at any time
+        LOG.log(level, "%s/%s: the step failed and is tried again in %g s: %s", *scope, wait, text, exc_info=trace)
 
     def _count(self, state: dict[str, Any], seconds: float) -> None:
         metrics, outcome, update = self._metrics, state["outcome"], state.get("update")

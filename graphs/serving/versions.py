@@ -210,8 +210,9 @@ class LiveVersions:
         for one in versions:
             if version in (one.label, one.name, one.name.partition("-")[0], str(one.step)):
                 return one.label
-        known = ", ".join(one.name for one in versions[:5]) or "none yet"
-        raise UnknownVersion(f"adapter {adapter!r} has no version {version!r}; the newest are {known}")
+        known = ", ".join(one.name for one in versions[:5])
+        newest = f"the newest are {known}" if known else "it has none yet"
+        raise UnknownVersion(f"adapter {adapter!r} has no version {version!r}; {newest}")
 
     def taint(self, tenant: str, labels: Sequence[str]) -> None:
         """Mark versions that learned from an exchange that was deleted."""

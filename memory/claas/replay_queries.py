@@ -10,7 +10,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..display import Table, make_table
-from ..errors import UserError
+from ..errors import UnknownExchange, UserError
 from ..records import Exchange, ExchangeQuery, Minibatch
 from ..storage.branches import branching
 from .replay_file import ReplayFile, unpack
@@ -215,7 +215,8 @@ class ReplayQueries:
         """The minibatch of this id.
 
         Raises:
-            UserError: there is none, or some of its records were deleted.
+            UserError: there is none.
+            UnknownExchange: some of its records were deleted.
         """
         with self._database.reading() as base:
             return self._minibatch(base, id)
@@ -223,12 +224,12 @@ class ReplayQueries:
     def _minibatch(self, base: Any, id: str) -> Minibatch:
         tenant, adapter, step, parent, seed, ids, *_ = self._batch(base, id)
         if not json.loads(ids):
-            raise UserError(f"minibatch {id!r} cannot be shown again: all records were deleted")
+            raise UnknownExchange(f"minibatch {id!r} cannot be shown again: all records were deleted")
         exchanges = []
         for key in json.loads(ids):
             found = base.execute(ROWS + "r.tenant = ? AND r.id = ?", (tenant, key)).fetchone()
             if found is None:
-                raise UserError(f"minibatch {id!r} cannot be shown again: its record {key!r} is gone")
+                raise UnknownExchange(f"minibatch {id!r} cannot be shown again: its record {key!r} was deleted")
             exchanges.append(replace(unpack(found[0], found[1]), step=found[-1]))
         return Minibatch(id, tenant, adapter, step, parent, tuple(exchanges), seed)
 

@@ -16,6 +16,7 @@ from forks import Python
 from openai_server import OpenAIServer
 from waiting import until, wait_until
 
+from learngraph.graphs.agents.lift import Lift
 from learngraph.graphs.agents.status import LearnerStatus
 from learngraph.graphs.claas import CLaaS
 from learngraph.graphs.cli import main as cli
@@ -154,7 +155,10 @@ async def rate(client: Any, id: str, text: str = "begin with crow", **more: Any)
     return await client.post("/feedback", json={"response_id": id, "reward": 1, "text": text, **more})
 
 
-async def test_a_provider_that_fails_is_told_in_a_sentence_without_its_address(tmp_path: Path) -> None:
+async def test_a_provider_that_fails_is_told_in_a_sentence_without_its_address(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "learngraph")
     with OpenAIServer(provider) as server:
         async with served(tmp_path, server.url) as (acme, _):
             found = {text: await ask(acme, text) for text in ("500", "401", "400")}
@@ -163,6 +167,8 @@ async def test_a_provider_that_fails_is_told_in_a_sentence_without_its_address(t
             assert told["500"] == "the model's provider does not answer; try again later"
             assert told["401"] == "the model's provider refuses this service's key; try again later"
             assert "secret words" in told["400"]  # the client's own request is at fault
+            levels = [line.levelname for line in caplog.records if line.message.startswith("request ")]
+            assert levels == ["ERROR", "ERROR", "INFO"], "an error of the log is one that an operator can put right"
             assert not any(server.url in message for message in told.values())
             assert (await ask(acme, logprobs=True)).status_code == 400
             assert (await acme.post("/train", json={})).status_code == 400
@@ -227,7 +233,7 @@ async def test_what_waits_for_a_person_is_the_tenants_and_nobody_else_may_rate(t
 
 def test_the_status_names_routes_where_a_learner_names_its_methods() -> None:
     new, busy = LearnerStatus("icrl", 0, quarantined=1), LearnerStatus("lessons", 1, waiting=1)
-    said = f"{new}{busy}"
+    said = f"{new}{busy}{Lift('icrl', None)}"
     assert [method for method in context_service.ROUTES if method not in said] == []
     assert "()" not in context_service.name_routes(said)
 
@@ -284,7 +290,9 @@ async def test_what_is_deleted_while_it_is_rated_is_gone_and_the_client_is_told_
 async def test_the_control_share_says_what_was_learned_is_worth(tmp_path: Path) -> None:
     with OpenAIServer(provider) as server:
         async with served(tmp_path, server.url, control=0.5) as (acme, _):
-            await rate(acme, (await chat(acme))["id"])
+            first = await chat(acme)
+            assert "no trial is rated yet: POST /v1/feedback" in (await acme.get("/status")).json()["scopes"][0]["lift"][0]
+            await rate(acme, first["id"])
             said = [await chat(acme) for _ in range(12)]
             for one in said:
                 is_right = one["choices"][0]["message"]["content"].startswith("crow")

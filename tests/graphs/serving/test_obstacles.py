@@ -15,7 +15,7 @@ from learngraph.graphs.serving import administration, learning_task
 from learngraph.graphs.serving.metrics import ServiceMetrics
 from learngraph.graphs.serving.obstacles import KINDS, Obstacle
 from learngraph.graphs.serving.service import Service
-from learngraph.memory.errors import UserError
+from learngraph.memory.errors import UnknownExchange, UserError
 from learngraph.tools.training.learner import _nothing_new
 
 
@@ -76,6 +76,22 @@ async def test_steps_skipped_for_one_reason_have_a_line_a_minute(
         "skipped (no words)",
         "skipped (alike (.5)), and 3 times more since the last such line",
     ]
+
+
+async def test_a_step_whose_exchanges_are_deleted_meanwhile_is_no_error_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "learngraph.trainer")
+
+    errors = iter([UnknownExchange("its record 'r1' was deleted"), UserError("the disk is full")])
+
+    class Steps:
+        async def ainvoke(self, asked: dict[str, str]) -> dict[str, Any]:
+            raise next(errors)
+
+    task = learning_task.LearningTask(Steps(), None, ServiceMetrics(), None)  # type: ignore[arg-type]
+    task.wake("acme", "default")
+    for _ in range(2):
+        await task._learn(("acme", "default"))
+    assert [line.levelname for line in caplog.records] == ["INFO", "ERROR"]
 
 
 async def test_rewards_that_are_all_alike_teach_nothing_and_learning_rests(
