@@ -13,11 +13,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 85_718, "tests": 71_116}
+LINES: Mapping[str, int] = {"source": 85_725, "tests": 71_127}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
-    "graphs/agents": 7_894,
+    "graphs/agents": 7_901,
     "graphs/baselines": 1_668,
     "graphs/cli": 2_934,
     "graphs/experiments": 7_677,

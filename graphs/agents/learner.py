@@ -225,7 +225,10 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:
         """Ask the model with the method's advice."""
         if not isinstance(run := self._open(request), OpenConsultation):
-            return self._without_advice(request, handler(request), run)
+            found = self._without_advice(request, handler(request), run)
+            if run is None:  # its memory is being read
+                self._record_so_far(request, found, HandedTurns())
+            return found
         handed = HandedTurns()
         try:
             with record_for_all(self._key(run.place), handed):
@@ -241,7 +244,10 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
     async def awrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[Any]]) -> Any:
         """Ask the model with the method's advice, in an agent that is awaited."""
         if not isinstance(run := await asyncio.to_thread(self._open, request), OpenConsultation):
-            return self._without_advice(request, await handler(request), run)
+            found = self._without_advice(request, await handler(request), run)
+            if run is None:
+                await asyncio.to_thread(self._record_so_far, request, found, HandedTurns())
+            return found
         handed = HandedTurns()
         try:
             with record_for_all(self._key(run.place), handed):
@@ -524,8 +530,9 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             handed: the turn as learners within this call have it, which is written with it. The learner around it does that for all.
         """
         replies = [] if found is None else model_response(found).result
-        if found is not None and not any(isinstance(one, AIMessage) and one.tool_calls for one in replies):
-            return  # it ends here, and is recorded as a whole
+        ends = found is not None and not any(isinstance(one, AIMessage) and one.tool_calls for one in replies)
+        if ends or self.mode == "off":  # what ends here is recorded as a whole
+            return
         fail = partial(LOG.warning, "%s: a turn is not recorded before its end: %s", self.method)
         try:
             place = self._place(request.state, request.runtime)

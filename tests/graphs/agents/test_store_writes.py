@@ -118,7 +118,8 @@ def test_a_slow_store_keeps_no_answer_and_what_is_asked_of_the_turn_waits_for_it
     assert (explained.count("gave it reward 0.5"), rated, scopes) == (2, 2, [{"tenant": "acme"}])
     assert [len(turn["steps"]) for turn in row["turns"]] == [3, 3]
     assert learners[0].feedback("t", reward=1.0, tenant="acme").reward == 1.0
-    assert [kind for kind, _ in store.written][:3] == ["turns", "feedback", "trajectories"], "in their order"
+    kinds = [kind for kind, _ in store.written]
+    assert kinds[:7] == [*["turns"] * 5, "feedback", "trajectories"], "two calls, and the end of one, which rates it"
     assert learners[0].forget(["t"], tenant="acme") == 1
 
 
@@ -165,6 +166,16 @@ def test_a_turn_that_waits_for_a_person_has_what_both_learners_did() -> None:
 
 
 @pytest.mark.usefixtures("hasty")
+def test_a_turn_whose_memory_is_still_being_read_is_recorded_while_it_waits_for_a_person() -> None:
+    agent, learners = make_two(store := Watched(), HumanInTheLoopMiddleware({"resolve": True}))
+    store.free.clear()
+    serve(agent, 0, "t")
+    store.free.set()
+    for one in learners:
+        assert [len(turn.steps) for turn in one.conversation("t", tenant="acme").turns] == [2]
+
+
+@pytest.mark.usefixtures("hasty")
 def test_close_writes_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Watched()
     closed = list[int]()
@@ -179,7 +190,7 @@ def test_close_writes_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not wait([ends], 0).done
         store.free.set()
         ends.result(60)
-    assert closed == [1]
+    assert closed == [3]
 
 
 PROGRAM = """
