@@ -62,7 +62,7 @@ def serve(args: Sequence[str]) -> int:
     logging.basicConfig(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%Y-%m-%dT%H:%M:%S%z", level=logging.WARNING
     )
-    logging.getLogger("learngraph.claas").setLevel(logging.INFO)  # which prompt the teacher reads feedback by
+    logging.getLogger("learngraph.claas").setLevel(logging.INFO if options.prompts else logging.WARNING)  # which prompt is used
     logging.getLogger("learngraph.requests").setLevel(logging.INFO if options.log_requests else logging.WARNING)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     before = os.umask(0o077)  # chats of all tenants lie in --out: only this user reads them

@@ -130,9 +130,15 @@ def test_presets_set_other_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve_cli, "_serve", served)
     assert cli.main(["serve", "--api-key", "k", "--port", "0", "--preset", "paper", "--loss.learning-rate", "1e-5"]) == 0
     assert seen[-1][1] == changed(CLaaS.paper(), loss={"learning_rate": 1e-5})
-    assert logging.getLogger("learngraph.claas").isEnabledFor(logging.INFO), "the log says by which prompt feedback is read"
-    assert cli.main(["serve", "--api-key", "k", "--port", "0", "--loss.kind", "ppo", "--rollout.canary-share", "0.1"]) == 0
+    assert not logging.getLogger("learngraph.claas").isEnabledFor(logging.INFO)
+    assert (
+        cli.main(
+            ["serve", "--api-key", "k", "--port", "0", "--prompts", ".", "--loss.kind", "ppo", "--rollout.canary-share", "0.1"]
+        )
+        == 0
+    )
     assert seen[-1][1] == changed(CLaaS(loss=Objective(kind="ppo")), rollout={"canary_share": 0.1})
+    assert logging.getLogger("learngraph.claas").isEnabledFor(logging.INFO), "the log says by which prompt feedback is read"
 
 
 async def test_a_folder_belongs_to_one_process_and_one_base_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
