@@ -67,7 +67,7 @@ HINTS = {
     sqlite3.SQLITE_CANTOPEN: "name a file in a directory that can be written",
     sqlite3.SQLITE_BUSY: "another process writes to it: let it end",
     sqlite3.SQLITE_READONLY: "the file cannot be written: give it the rights, or use another one",
-    sqlite3.SQLITE_NOTADB: "it is no replay buffer; name another file",
+    sqlite3.SQLITE_NOTADB: "it is no replay buffer, or damaged; restore it from a copy, or name another file or --out",
     sqlite3.SQLITE_CORRUPT: "the file is damaged: restore it from a copy, or start a new one",
     sqlite3.SQLITE_TOOBIG: "a value is larger than SQLite stores (1 GB)",
 }
@@ -120,7 +120,7 @@ class ReplayFile:
         except Timeout:
             pid = signed.read_text(encoding="utf-8") if signed.exists() else ""
             who = "this process" if pid == str(os.getpid()) else f"process {pid or '(unknown)'}"
-            raise ReplayError(f"replay buffer at {self.path} is open in {who}; end it, or name another file") from None
+            raise ReplayError(f"replay buffer at {self.path} is open in {who}; end it, or name another file or --out") from None
         except OSError as error:
             self._owner.release()
             hint = HINTS[sqlite3.SQLITE_CANTOPEN]
@@ -130,11 +130,12 @@ class ReplayFile:
         base, what = self._base, f"replay buffer at {self.path}"
         (mark,) = base.execute("PRAGMA application_id").fetchone()
         if mark != APPLICATION_ID and base.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
-            raise ReplayError(f"{what}: this is a database of something else; name another file")
+            raise ReplayError(f"{what}: this is a database of something else; name another file or --out")
         if mark == APPLICATION_ID:
             (version,) = base.execute("PRAGMA user_version").fetchone()
             if version != FORMAT:
-                raise ReplayError(f"{what}: format {version}, this program reads {FORMAT}; name another file")
+                hint = "start the release that wrote it, or name another file or --out"
+                raise ReplayError(f"{what}: format {version}, this program reads {FORMAT}; {hint}")
             (found,) = base.execute("PRAGMA quick_check(1)").fetchone()
             if found != "ok":
                 raise ReplayError(f"{what}: {found}; {HINTS[sqlite3.SQLITE_CORRUPT]}")

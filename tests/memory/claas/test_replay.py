@@ -836,7 +836,9 @@ def test_one_process_owns_the_file(tmp_path: Path) -> None:
 def test_something_else_at_the_path_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "replay.sqlite"
     path.write_bytes(b"my diary, and no database at all" * 100)
-    with pytest.raises(ReplayError, match="it is no replay buffer"):
+    with pytest.raises(
+        ReplayError, match="it is no replay buffer, or damaged; restore it from a copy, or name another file or --out"
+    ):
         opened(tmp_path)
     assert path.read_bytes() == b"my diary, and no database at all" * 100
     path.unlink()
@@ -856,7 +858,9 @@ def test_something_else_at_the_path_is_left_alone(tmp_path: Path) -> None:
     opened(tmp_path).close()
     with closing(sqlite3.connect(path)) as base:
         base.execute("PRAGMA user_version = 7")
-    with pytest.raises(ReplayError, match="format 7, this program reads 2"):
+    with pytest.raises(
+        ReplayError, match="format 7, this program reads 2; start the release that wrote it, or name another file or --out"
+    ):
         opened(tmp_path)
 
 
