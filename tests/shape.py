@@ -13,13 +13,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 85_726, "tests": 71_137}
+LINES: Mapping[str, int] = {"source": 85_734, "tests": 71_136}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
     "graphs/agents": 7_901,
     "graphs/baselines": 1_668,
-    "graphs/cli": 2_934,
+    "graphs/cli": 2_942,
     "graphs/experiments": 7_677,
     "graphs/presets": 115,
     "graphs/serving": 2_398,

@@ -21,7 +21,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -226,16 +226,19 @@ def build_service(options: ServeOptions, settings: CLaaS) -> Service:
         if options.learn:
             from .serve_context import build_context_service, context_base
 
-            _check_base(options, settings, context_base(options, settings))
-            return build_context_service(options, settings, replay, root, name)
+            about = _check_base(options, settings, context_base(options, settings))
+            service = build_context_service(options, settings, replay, root, name)
+            _write_about(options, about)
+            return service
         made: list[Service] = []
         parts = ServeParts(options, settings, lambda: made[0])
         engine = parts.open_engine()
-        _check_base(options, settings, engine.base)
+        about = _check_base(options, settings, engine.base)
         _check_buffer(options, replay, engine.base)
         learner = parts.open_learner(engine)
         retention = _retention(options, parts.opened)
         made.append(Service(engine, learner, replay, root, settings, name, retention, not options.answer_unrecorded))
+        _write_about(options, about)
     except BaseException:
         replay.close()
         raise
@@ -253,8 +256,8 @@ def _make_private(folder: Path) -> None:
                     path.chmod(0o600)
 
 
-def _check_base(options: ServeOptions, settings: CLaaS, base: str) -> None:
-    """Check that --out belongs to this base model, and write the settings to its `service.json`."""
+def _check_base(options: ServeOptions, settings: CLaaS, base: str) -> dict[str, Any]:
+    """Check that --out belongs to this base model; returns what its `service.json` is to say."""
     path = options.out / "service.json"
     try:
         before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -265,7 +268,12 @@ def _check_base(options: ServeOptions, settings: CLaaS, base: str) -> None:
             f"serve: {options.out} was learned on {before.get('model')} (base {before['base']}), and {options.model} is base {base}; "
             "choose another --out"
         )
-    about = {"model": options.model, "base": base or before.get("base", ""), "settings": asdict(settings)}
+    return {"model": options.model, "base": base or before.get("base", ""), "settings": asdict(settings)}
+
+
+def _write_about(options: ServeOptions, about: Mapping[str, Any]) -> None:
+    """Write the `service.json` of --out: a start that fails before leaves the folder to any model."""
+    path = options.out / "service.json"
     new = path.with_name("service.json.new")
     new.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     new.replace(path)

@@ -399,8 +399,7 @@ def test_what_does_not_go_together_is_said(
     assert told in capsys.readouterr().err
 
 
-def test_a_misspelt_method_does_not_claim_the_folder(tmp_path: Path) -> None:
-    assert (
-        cli.main(["serve", "--model", "guard", "--learn", "icl", "--api-key", "k", "--out", str(tmp_path), "--port", "0"]) == 2
-    )
+@pytest.mark.parametrize("wrong", [["--learn", "icl"], ["--learn", "icrl", "--max-user-share", "0"]])
+def test_a_start_that_fails_does_not_claim_the_folder(tmp_path: Path, wrong: list[str]) -> None:
+    assert cli.main(["serve", "--model", "guard", *wrong, "--api-key", "k", "--out", str(tmp_path), "--port", "0"]) == 2
     assert not (tmp_path / "service.json").exists()
