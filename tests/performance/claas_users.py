@@ -35,7 +35,7 @@ class UserKind:
     wishes: str = "begin"
     thumbs: str = "honest"
     """`none`; `random`; `up`: one in ten is down; `erring`: one in five is wrong, without words; `against`: each is wrong; `alone`: no words;
-    `one user`: of five users, one gives random ones."""
+    `one user`: of five users, one gives random ones; `corrections`: three in ten are corrections to any answer."""
     kept: float | None = 0.9
     right: float = 0.95
 
@@ -52,6 +52,7 @@ KINDS = {
     "one user in five noisy": UserKind(60, thumbs="one user"),
     "a fact corrected": UserKind(40, "", right=0.97),
     "the value alone": UserKind(40, "", kept=None),
+    "random corrections": UserKind(60, "", "corrections", None, 0.97),
     "random thumbs": UserKind(100, "", "random", None, 0.97),
     "nine thumbs in ten up": UserKind(100, "", "up", None, 0.97),
     "words against thumbs": UserKind(100, thumbs="against", kept=None, right=0.97),
@@ -99,9 +100,10 @@ class SimulatedUser:
             return (words == wanted.text.split(), None)[:: 1 if wanted is self.fact else -1]  # type: ignore[return-value]
         if self.wants_value:
             return words == [asked.value], words[-1:] == [asked.value]
-        for rule in self.rules:
-            if rule.word in words:
-                words.remove(rule.word)
+        for rule in self.rules:  # a former wish in its place makes no answer wrong, and nobody would complain of the answer
+            former = [word for word in (self.words[0], self.words[2]) if self.changes and word in words]
+            for word in [rule.word] if rule.word in words else former[:1]:
+                words.remove(word)
         return all(is_kept(rule, reply) for rule in self.rules), words == asked.text.split()
 
     def respond(self, asked: Fact, reply: str) -> dict[str, Any] | None:
@@ -111,6 +113,10 @@ class SimulatedUser:
             return {"reward": self.draw.choice((-1, 1))}
         if thumbs == "up":
             return {"reward": -1 if self.draw.random() < 0.1 else 1}
+        if thumbs == "corrections":
+            if self.draw.random() < 0.3:
+                return {"correction": f"{asked.thing} is {self.draw.choice(EVERY_VALUE)}"}
+            return {"reward": 1} if kept_right[1] else {"correction": asked.text}
         if self.fact:
             wanted = self.fact if asked.thing == self.fact.thing else asked
             return {"reward": -1, "correction": wanted.text} if False in kept_right else {"reward": 1}
