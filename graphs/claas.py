@@ -23,15 +23,15 @@ Learning, one gradient step:
               feedback is on a reply of a version that is further back than `max_lead` releases  (x, y, r) ~ B
     correct   log pi_old(y) with the present learner; weights, and which replies are too stale  w = min(pi_old / mu, C)
               rewards: z of a permutation test over the newest 32; below 4 they teach nothing     A = r~ - mean r,  eta (1 - (4 / z)^2)
-    step      an update, and up to `repairs` (3) more on replies to imitate that are not learned (p < .8 of a token), and on the newest liked
+    step      an update, and up to `repairs` (12) more on replies to imitate that are not learned (p < .8 of a token), and on the newest liked
               ones that are lost (p < .8 mu); then the whole adapter is shrunk by s in [0, 1], as little as keeps its entropy and its
               distance KL from the base model within the gate's bounds; a new immutable version    theta <- s AdamW(theta, grad L)
     commit    the step is taken: each exchange used once more                                   k <- k + 1
-    gate      every `every_steps` steps: candidate against live on the newest liked replies, retention set, entropy, KL to
-              the base
+    gate      every `every_steps` steps: candidate against live on the newest liked and corrected replies, of which the step has not read the
+              newest 4 each, on the retention set, in entropy, and in KL to the base
     load      the engine takes the candidate in beside the live version
     promote   requests go to it, or a share of them
-    drop      it never answers; learning goes on from the live version, with the same feedback and half the step
+    drop      it never answers; learning goes on from the live version, with the same feedback and half the step (then a quarter)
     skip      nothing to learn: no words (sdpo), rewards all alike (ppo, reinforce), neither words nor a difference (mixed), too stale; or
               all of it is learned already, or the words change nothing
 
@@ -297,6 +297,7 @@ def build_learning(
             gate_every=gate_every,
             max_lead=settings.max_lead_steps,
             seed=settings.seed,
+            has_gate=settings.gate.enabled,
         ),
         "correct": Correct(learner, replay, versions, settings.gate, settings.loss.weighs_rewards),
         "step": TakeGradientStep(learner, replay, versions, settings.gate),

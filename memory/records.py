@@ -805,7 +805,7 @@ class Check:
     """One line of a gate's result."""
 
     name: str
-    """`lineage`, `retention`, `entropy`, `kl`, `shared words lost`, `own words lost`."""
+    """`lineage`, `retention`, `entropy`, `kl`, `corrected replies lost`, `shared words lost`, `own words lost`."""
     value: float | None
     """Of the candidate; None: not measured."""
     limit: float

@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 85_734, "tests": 71_136}
+LINES: Mapping[str, int] = {"source": 85_797, "tests": 71_187}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -22,7 +22,7 @@ ROOMS: Mapping[str, int] = {
     "graphs/cli": 2_942,
     "graphs/experiments": 7_677,
     "graphs/presets": 115,
-    "graphs/serving": 2_398,
+    "graphs/serving": 2_402,
     "graphs/studio": 2_216,
     "graphs/wiring": 4_518,
     "memory": 1_497,
@@ -37,7 +37,7 @@ ROOMS: Mapping[str, int] = {
     "nodes/act": 1_916,
     "nodes/evaluate": 861,
     "nodes/extract": 2_033,
-    "nodes/learn": 1_500,
+    "nodes/learn": 1_556,
     "nodes/retrieve": 2_187,
     "nodes/synthesize": 1_315,
     "nodes/update": 2_075,

@@ -105,6 +105,10 @@ def _help_with_gate(line: Mapping[str, Any]) -> str:
     help = ["the feedback behind it teaches again, by half the step, when the next feedback comes"]
     if failed & {"shared words lost", "own words lost"}:
         help.append("feedback on new replies shows whether what was liked before is liked still")
+    if "corrected replies lost" in failed:
+        help.append(
+            "more corrections, which agree: by these the model says what nobody asked for to prompts that it has not learned"
+        )
     if failed & {"kl", "entropy", "retention"}:
         help.append("a wider bound (--gate.max-kl, --gate.min-entropy-share, --gate.max-logprob-loss), or a rollback")
     return "; ".join(help)

@@ -19,7 +19,7 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
@@ -340,12 +340,13 @@ class Replay(ReplayQueries):
         seed: int = 0,
         positive_share: float | None = 0.5,
         base_model: str | None = None,
+        spared: Set[str] = frozenset(),
     ) -> Minibatch | None:
         """The minibatch of the next gradient step, frozen until `commit` or `release`; None if fewer than `min_exchanges` are ready.
 
         An unfinished minibatch comes back first, unchanged. Otherwise records older than `max_age` are rejected, and those of other
         base models than `base_model` if it is given; `stratified_sample` takes `size` of the newest others,
-        of each end user at most `max_user_share`. The draw depends only on the seed, the adapter, the step, and the number of this
+        of each end user at most `max_user_share`, and none of the ids `spared`. The draw depends only on the seed, the adapter, the step, and the number of this
         step's released minibatches.
         """
         if size < 1:
@@ -374,13 +375,14 @@ class Replay(ReplayQueries):
             allowed = self._within_user_share(base, scope, min(size, max(min_exchanges, 1)), Random(f"{seed}/{id}/users"))
             newest = size * self._recent
             ready = base.execute(
-                "SELECT n, family, positive FROM records INDEXED BY ready WHERE tenant = ? AND adapter = ? AND state = 'ready'"
+                "SELECT n, family, positive, id FROM records INDEXED BY ready WHERE tenant = ? AND adapter = ? AND state = 'ready'"
                 " ORDER BY n DESC LIMIT ?",
                 (*scope, newest if allowed is None else self.settings.max_records),
             ).fetchall()
             ready = [row for row in ready if allowed is None or row[0] in allowed][newest - 1 :: -1]
             if len(ready) < max(min_exchanges, 1):
                 return None
+            ready = [row for row in ready if row[3] not in spared] or ready
             random = Random(f"{seed}/{id}")
             drawn = [
                 ready[i][0] for i in stratified_sample([(row[1], bool(row[2])) for row in ready], size, random, positive_share)

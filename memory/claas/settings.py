@@ -147,9 +147,9 @@ class TeacherSettings:
     rewrites: int = 32
     """Longest reply, in tokens, that is written anew by the words of its feedback and learned as it should have been (for `mixed`). Of
     longer ones, and for 0, the reply as it was is drawn towards the teacher, as in the paper."""
-    repairs: int = 3
+    repairs: int = 12
     """Further updates of a step, at most, while it has not learned the replies that should have been, or has lost liked ones (for
-    `mixed`). Paper: 0."""
+    `mixed`): what is half learned garbles. Paper: 0."""
     hint_weight: float = 0.0
     """For `reinforce` and `ppo`: weight of log q(y_t) - log p(y_t) in a token's advantage, so that they use the text of the feedback,
     too. Not given; OpenClaw-RL's combined advantage."""

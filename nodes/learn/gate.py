@@ -36,7 +36,8 @@ class GateSettings:
     max_shared_loss: float = 0.5
     """Share of the newest liked replies that may lose a word which most of them have (`liked_checks`): habits change."""
     max_own_loss: float = 0.05
-    """Share of them that may lose a word of their own: what was said, and is no habit."""
+    """Share of them that may lose a word of their own: what was said, and is no habit. And of the newest corrected replies, the share that
+    may be neither as they were nor as they should have been (`corrected_check`)."""
     max_logprob_loss: float = 0.2
     """Nats per token by which the retention set's replies may become less likely than under the base model."""
     min_entropy_share: float = 0.6
@@ -134,6 +135,29 @@ def liked_checks(
         note = f"{loses} of {len(replies)} replies that were liked would lose some"
         found.append(Check(f"{what} words lost", loses / len(replies), most, loses <= most * len(replies), note))
     return found
+
+
+def corrected_check(candidate: Measured, live: Measured, settings: GateSettings) -> Check:
+    """Share of corrected replies that would be said neither as they were, nor as they should have been (<= `max_own_loss`).
+
+    A version that has half learned a correction says what nobody asked for. A reply is lost where the live version says it in one of the
+    two ways with a probability of 1/2 or more, and the candidate with less.
+
+    Args:
+        candidate, live: log-probabilities of n replies as they were, followed by the same n as they should have been.
+    """
+    count = len(live.logprobs) // 2
+    new, old = (
+        list(map(math.fsum, zip(each[:count], each[count:], strict=True))) for each in map(_probabilities, (candidate, live))
+    )
+    loses = sum(was >= 0.5 and not now >= 0.5 for now, was in zip(new, old, strict=True))
+    note = f"{loses} of {count} corrected replies would be neither as they were nor as they should have been"
+    return Check("corrected replies lost", loses / count, settings.max_own_loss, loses <= settings.max_own_loss * count, note)
+
+
+def _probabilities(measured: Measured) -> list[float]:
+    """Probability of each whole reply."""
+    return [math.exp(min(total, 0.0)) for total in measured.sums]
 
 
 def is_gate_passed(found: Sequence[Check]) -> bool:

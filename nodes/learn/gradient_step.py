@@ -29,7 +29,7 @@ from ..state import (
     WhyChannel,
 )
 from .chat_turn import scope
-from .gate import GateSettings, gate_checks, is_gate_passed, liked_checks
+from .gate import GateSettings, corrected_check, gate_checks, is_gate_passed, liked_checks
 
 if TYPE_CHECKING:
     from ...memory.claas.adapters import Adapters
@@ -65,10 +65,14 @@ TAINTED = "comes from a version that learned from a record that was deleted sinc
 """Reason for the mark on a version whose parent used deleted feedback."""
 LIMIT_SHARE = 0.9
 """Share of the way to the gate's bounds on KL and entropy that a step may go. The gate reads other texts than the step."""
-MAX_HALVINGS = 6
-"""Halvings of a step, at most, after versions that failed the gate in a row."""
+MAX_HALVINGS = 2
+"""Halvings of a step, at most, after versions that failed the gate in a row: many steps that are too short for the gate to see go where one
+whole step would fail."""
 WITNESSES = 32
 """Newest exchanges with a reward by which rewards are weighed."""
+SPARED = 4
+"""Newest corrected replies, and newest liked ones, that a step does not read yet, at most half of them: the gate asks for them, since a
+version says by heart what it has just learned."""
 AdapterLookup = Callable[[str, str], "Adapters"]
 """(tenant, adapter) -> its versions."""
 
@@ -212,6 +216,8 @@ class SampleMinibatch(_MemoryNode):
     """Gradient steps since the newest version that has feedback, from which on the learner waits for feedback on a newer one."""
     seed: int = 0
     """Seed of the draws."""
+    has_gate: bool = True
+    """The newest corrections are left to it (`SPARED`)."""
 
     def __call__(self, state: GradientStepInput) -> StepStart:
         tenant, adapter = scope(state)
@@ -229,7 +235,9 @@ class SampleMinibatch(_MemoryNode):
         if not step:
             least = least_exchanges(least, step, self.replay.counts(tenant, adapter).get("held", 0))
         size, share = self.settings.batch_size, self.settings.positive_share
-        batch = self.replay.lease(tenant, adapter, size, least, self.seed, share, self.base)
+        corrected = newest_corrected(self.replay, tenant, adapter) if self.has_gate else []
+        spared = frozenset(one.id for one in _spared(corrected))
+        batch = self.replay.lease(tenant, adapter, size, least, self.seed, share, self.base, spared)
         if batch is None:
             return {**fresh, "outcome": "too few", "why": f"fewer than {least} exchanges are ready"}
         return {**fresh, "batch": batch.id}
@@ -256,8 +264,8 @@ class Correct(_LearnerNode):
     """Compare log pi_old(y) with log mu(y), once per minibatch: importance weights, ESS, and exchanges that are too stale.
 
     It also sets the step's limits, a little inside of the gate's, so that a version does not fail there for having gone too far from
-    the base model. Every version in a row that failed the gate halves the next step, so that versions come ever nearer to the live
-    one, which passed.
+    the base model. Versions in a row that failed the gate halve the next step, so that versions come nearer to the live one, which
+    passed.
     """
 
     versions: AdapterLookup = field(repr=False)
@@ -287,20 +295,33 @@ def newest_rewarded(replay: Replay, tenant: str, adapter: str, count: int) -> li
     return [row for row in rows if row.exchange.feedback and row.exchange.feedback.reward is not None][:count]
 
 
+def newest_corrected(replay: Replay, tenant: str, adapter: str) -> list[Exchange]:
+    """Those of the newest exchanges with feedback (`WITNESSES` / 2) that have a correction and were not rejected, newest first."""
+    rows = replay.rows(ExchangeQuery(tenant, adapter, limit=WITNESSES // 2, is_rated=True))
+    found = [row.exchange for row in rows if row.state != "rejected" and row.exchange.reply.token_ids]
+    return [one for one in found if one.feedback is not None and one.feedback.correction.strip()]
+
+
+def _spared(exchanges: list[Exchange]) -> list[Exchange]:
+    """Those of a kind that a step leaves to the gate; see `SPARED`."""
+    return exchanges[: min(SPARED, len(exchanges) // 2)]
+
+
 def newest_liked(
-    replay: Replay, tenant: str, adapter: str, gate: GateSettings, since: float, is_held: bool = True
+    replay: Replay, tenant: str, adapter: str, gate: GateSettings, since: float, for_gate: bool = True
 ) -> list[Exchange]:
     """Those of the newest exchanges with a reward (twice `min_rewards`) that were liked without a word, newest first.
 
     Args:
         since: Unix time of the last rollback for falling rewards; what was liked before has no say: by it a version passed that users
             then liked less.
-        is_held: with those that are held out from training.
+        for_gate: with those that are held out from training, and those that a step leaves to the gate (`SPARED`).
     """
     rows = newest_rewarded(replay, tenant, adapter, 2 * gate.min_rewards)
-    found = [row.exchange for row in rows if row.exchange.created >= since and (is_held or row.state != "held")]
+    found = [row.exchange for row in rows if row.exchange.created >= since and (for_gate or row.state != "held")]
     rewarded = [(one, one.feedback) for one in found if one.feedback and one.reply.token_ids]
-    return [one for one, said in rewarded if (said.reward or 0) > 0 and not said.is_mixed]
+    liked = [one for one, said in rewarded if (said.reward or 0) > 0 and not said.is_mixed]
+    return liked if for_gate else liked[len(_spared(liked)) :]
 
 
 def step_limits(gate: GateSettings) -> tuple[float, float]:
@@ -328,7 +349,7 @@ class TakeGradientStep(_LearnerNode):
 
     def __call__(self, state: ScopedCorrectedBatch) -> UpdateWithReason:
         batch, since = self.replay.minibatch(state["batch"]), self.versions(*scope(state)).last_fall
-        liked = newest_liked(self.replay, batch.tenant, batch.adapter, self.gate, since, is_held=False)
+        liked = newest_liked(self.replay, batch.tenant, batch.adapter, self.gate, since, for_gate=False)
         try:
             update = self.learner.step(replace(batch, liked=tuple(liked)), state["correction"])
         except UserError as error:
@@ -441,6 +462,8 @@ class GateCandidate(_LearnerNode):
         measured = {label: self.learner.measure(label, texts) for label in dict.fromkeys((candidate, live, ""))}
         versions = (measured[candidate], measured[live], measured[""])
         checks = gate_checks(*versions, texts, len(self.retention), self.settings)
+        if corrected := newest_corrected(self.replay, tenant, adapter):
+            checks.append(self._check_corrected(corrected, candidate, live))
         if len(liked) >= self.settings.min_rewards:
             whole = [one.reply.token_ids for one in liked]
             replies = [tokens[:-1] or tokens for tokens in whole]
@@ -450,6 +473,15 @@ class GateCandidate(_LearnerNode):
             readings = (plain, Measured(tuple(row[-len(reply) :] for reply, row in pairs)))
             checks += liked_checks(replies, readings, old, self.settings)
         return checks
+
+    def _check_corrected(self, corrected: Sequence[Exchange], candidate: str, live: str) -> Check:
+        texts = [one.feedback.correction if one.feedback else "" for one in corrected]
+        wanted = [replace(e, reply=replace(e.reply, text=t, token_ids=())) for e, t in zip(corrected, texts, strict=True)]
+        try:
+            new, old = (self.learner.measure(label, [*corrected, *wanted]) for label in (candidate, live))
+        except UserError as error:  # a correction that does not fit the window, which no step has rejected yet
+            return Check("corrected replies lost", None, self.settings.max_own_loss, True, _reason(error))
+        return corrected_check(new, old, self.settings)
 
 
 def _with_replies(exchanges: Sequence[Exchange], replies: Iterable[Sequence[int]]) -> list[Exchange]:

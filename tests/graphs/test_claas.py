@@ -195,6 +195,36 @@ async def test_a_step_by_hand(replay: Replay, versions: Any) -> None:
     assert (row["step"], row["kept"], row["age"], row["version"]) == (1, 8, 0, live)
 
 
+@pytest.mark.parametrize(("corrections", "spared", "has_gate"), [(1, 0, True), (3, 1, True), (12, 4, True), (12, 0, False)])
+async def test_the_newest_corrections_are_left_to_the_gate(
+    replay: Replay, versions: Any, corrections: int, spared: int, has_gate: bool
+) -> None:
+    """What a version has just learned it says by heart. One correction alone, for which nothing else could stand, is learned at once."""
+    await filled(replay, 12)
+    for n in range(12 - corrections, 12):
+        replay.add_feedback("acme", f"e{n}", Feedback(-1.0, correction="blue"))
+    sample = SampleMinibatch(replay, versions, ReplaySettings(batch_size=12), urn.BASE, has_gate=has_gate)
+    read = {one.id for one in replay.minibatch(sample({"tenant": "acme", "adapter": "default"})["batch"]).exchanges}
+    assert {f"e{n}" for n in range(12)} - read == {f"e{n}" for n in range(12 - spared, 12)}
+
+
+async def test_a_version_that_half_learned_corrections_does_not_go_live(replay: Replay, versions: Any) -> None:
+    learner, mine, step = await begun(replay, versions)
+    for n in range(3):
+        replay.add_feedback("acme", f"e{n}", Feedback(-1.0, correction="blue"))
+    real = learner.measure
+
+    def measure(label: str, exchanges: Any) -> Any:
+        """What the base model says and nobody else, and what nobody says: the replies that should have been."""
+        rows = tuple((-0.1,) if not label and one.reply.token_ids else (-9.0,) for one in exchanges)
+        return replace(real(label, [one for one in exchanges if one.reply.token_ids]), logprobs=rows)
+
+    learner.measure = measure
+    done = await step()
+    assert (done["outcome"], mine.current) == ("dropped", "")
+    assert "corrected replies lost: 3 of 3" in done["why"]
+
+
 async def test_the_first_step_counts_what_is_held_out(tmp_path: Path, versions: Any) -> None:
     """B_min feedbacks are enough, wherever they went: the first update comes within 10 scenarios."""
     for seed in range(5):

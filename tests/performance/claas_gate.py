@@ -125,7 +125,7 @@ class Life:
         }[kind.partition(",")[0]]
         gate, live = self.settings.gate, self.versions.current
         taught = tuple(replace(one, feedback=said) for (one, _), said in zip(asked, given, strict=True))
-        liked = tuple(newest_liked(self.replay, *SCOPE, gate, self.versions.last_fall, is_held=False))
+        liked = tuple(newest_liked(self.replay, *SCOPE, gate, self.versions.last_fall, for_gate=False))
         step = self.replay.step(*SCOPE) + 1
         batch = Minibatch(f"{kind}/{draw}", *SCOPE, step=step, parent=live, exchanges=taught, seed=draw, liked=liked)
         correction = self.learner.correct(batch)

@@ -12,6 +12,7 @@ from learngraph.memory.records import ChatRequest, Exchange, Feedback, Measured,
 from learngraph.nodes.learn.gate import (
     DROP_STANDARD_ERRORS,
     GateSettings,
+    corrected_check,
     gate_checks,
     is_gate_passed,
     liked_checks,
@@ -163,6 +164,20 @@ def test_a_version_keeps_what_each_liked_reply_says_and_mostly_what_they_share()
         found = liked_checks(replies, (plain, behind), live, GateSettings())
         assert [check.value for check in found] == [lost[0] / 4, lost[1] / 4]
         assert [check.passed for check in found] == [lost[0] <= 2, not lost[1]]
+
+
+def test_a_correction_that_is_half_learned_is_a_loss() -> None:
+    """Probabilities of four replies as they were, and as they should have been; the live version was not sure of the last one."""
+    live = ((0.9, 0.9, 0.1, 0.3), (0.0, 0.05, 0.8, 0.0))
+    for new, lost in (
+        (live, 0),
+        (((0.0, 0.1, 0.0, 0.0), (0.9, 0.8, 0.9, 0.0)), 0),  # learned
+        (((0.3, 0.1, 0.1, 0.0), (0.1, 0.8, 0.8, 0.0)), 1),  # neither said nor wanted
+        (((0.9, 0.9, 0.0, 0.0), (0.0, 0.0, math.nan, 0.0)), 1),
+    ):
+        candidate, old = (Measured(tuple((math.log(p or 1e-99) / 2,) * 2 for row in ps for p in row)) for ps in (new, live))
+        check = corrected_check(candidate, old, GateSettings())
+        assert (check.value, check.passed) == (lost / 4, not lost)
 
 
 def test_a_reply_behind_another_token_is_no_longer_than_it_was() -> None:
