@@ -8,7 +8,7 @@ listened to; only a call that was turned over to another tool is read from that 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from langchain.agents.middleware.types import ToolCallRequest
@@ -34,6 +34,8 @@ class Caller:
     """Id of the call."""
     read: frozenset[str] = frozenset()
     """Ids of all messages that it has; none, where a summary has taken the place of some."""
+    scope: Mapping[str, str] = field(default_factory=dict)
+    """Name in a scope -> its value, as the thread of it has it, or its own caller."""
 
 
 _CALLER = ContextVar[Caller | None]("learngraph_caller", default=None)
@@ -46,12 +48,14 @@ def find_caller() -> Caller:
 
 @contextmanager
 def name_caller(request: ToolCallRequest) -> Iterator[None]:
-    """Have the agents that a tool runs know who calls."""
+    """Have the agents that a tool runs know who calls, and for whom."""
     state = request.state if isinstance(request.state, Mapping) else {}
     messages = state.get("messages") or ()
     said = next((str(one.id) for one in reversed(messages) if isinstance(one, AIMessage) and one.id), "")
     read = frozenset() if any(map(is_summary, messages)) else frozenset(str(one.id) for one in messages)
-    token = _CALLER.set(Caller(said, str(request.tool_call["id"]), read | find_caller().read))
+    outer = find_caller()
+    scope = {**outer.scope, **(state.get("scope_values") or {})}
+    token = _CALLER.set(Caller(said, str(request.tool_call["id"]), read | outer.read, scope))
     try:
         yield
     finally:

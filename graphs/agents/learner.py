@@ -74,7 +74,7 @@ from .consultation import (
 from .executed_calls import find_caller, name_caller, watch_call
 from .given_advice import AdvicePlace, AdvisedPrompts, LearningState, OpenConsultation, SentPrompts, plain_messages
 from .reward_sources import RewardSource, describe_source, read_reward
-from .scope_values import ScopeError, ScopeValue, label_values
+from .scope_values import AgentScope, ScopeError, ScopeValue, label_values
 from .scopes import Index, ScopedLearner, ScopeOptions, rate_agents
 from .status import LearnerStatus
 
@@ -286,21 +286,21 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         """
         if (source := self._source_of_turn_before(state, runtime)) is not None:
             self._rate(state, runtime, *source)
-        return {**self._find_scope(state, runtime), **self._find_given(state, runtime)} or None
+        return {**self.find_scope(state, runtime), **self._find_given(state, runtime)} or None
 
     async def abefore_agent(self, state: Any, runtime: Any) -> dict[str, Any] | None:
         """Rate the turn before, in an agent that is awaited."""
         if (source := await asyncio.to_thread(self._source_of_turn_before, state, runtime)) is not None:
             await self._arate(state, runtime, *source)
         found = await asyncio.to_thread(self._find_given, state, runtime)
-        return {**self._find_scope(state, runtime), **found} or None
+        return {**self.find_scope(state, runtime), **found} or None
 
-    def _find_scope(self, state: Any, runtime: Any) -> dict[str, Any]:
-        """The values of the scope and of the user that the run gives, where the thread does not have them yet."""
-        if self.mode == "off" or self.agent.is_node:
+    def find_scope(self, state: Any, runtime: Any) -> dict[str, Any]:
+        """The values of the scope and of the user that the run gives, or its caller's, where the thread does not have them yet."""
+        if self.mode == "off":
             return {}
-        known, given = state.get("scope_values") or {}, get_config().get("configurable", {})
-        labels = (*self.scope.of_run(runtime, given, known), *self.user.of_run(runtime, given, known))
+        known = state.get("scope_values") or {}
+        labels = (*self._values_of_run(self.scope, state, runtime), *self._values_of_run(self.user, state, runtime))
         new = {name: value for name, value in label_values(labels).items() if value is not None and value != known.get(name)}
         return {"scope_values": new} if new else {}
 
@@ -658,9 +658,14 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         Raises:
             ScopeError: the run does not say whose it is.
         """
-        config = get_config()
-        self.agent.read_run(runtime, config.get("metadata") or {})
-        return self._labels_of(self.scope.of_run(runtime, config.get("configurable", {}), state.get("scope_values") or {}))
+        self.agent.read_run(runtime, get_config().get("metadata") or {})
+        return self._labels_of(self._values_of_run(self.scope, state, runtime))
+
+    @staticmethod
+    def _values_of_run(names: AgentScope, state: Any, runtime: Any) -> tuple[str, ...]:
+        """The labels for a run, with the values of the calling agent, else of the thread before, for what the run does not give."""
+        known = {**(state.get("scope_values") or {}), **find_caller().scope}
+        return names.of_run(runtime, get_config().get("configurable", {}), known)
 
     def _place(self, state: Any, runtime: Any) -> Place:
         messages = self._own_messages(state)
@@ -670,7 +675,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         check_value("the value of task=", task, str)
         goal = trim_middle(str(users_messages(humans)[0].text), MOST_GOAL_CHARS) if users_messages(humans) else ""
         calls = sum(isinstance(m, AIMessage) for m in messages[last_user_message(messages) :])
-        users = self.user.of_run(runtime, get_config().get("configurable", {}), state.get("scope_values") or {})
+        users = self._values_of_run(self.user, state, runtime)
         user = "".join(one for one in users if "=" in one)  # `user_id=ann`; `user_id` where it may be missing, and is
         scope, turn = self._run_scope(state, runtime), turn_id(messages, find_caller().call)
         if humans and is_summary(humans[-1]) and (known := self._memory(scope).conversations.turns_at_hand(str(thread))):

@@ -28,10 +28,13 @@ CHANNELS: dict[str, Callable[[Any, Any], Any]] = {
     "learning": keep_last_turn,
     "given_advice": keep_given,
     "trials": operator.or_,
+    "scope_values": operator.or_,
 }
 """Channel of a `LearningState` -> its reducer."""
 LISTS = ("learning", "given_advice")
 """The channels whose entries say which agent's node has made them."""
+CHECKPOINTER = "__pregel_checkpointer"
+"""LangGraph's key in a run's `configurable` for the checkpointer that keeps its thread."""
 SENT = "__pregel_push"
 """The beginning of a task's path that `Send` has made."""
 MOST_THREADS = 1_000
@@ -55,22 +58,16 @@ def model_node(
     def begin(state: Any) -> ModelRequest[Any]:
         system = SystemMessage(system_prompt) if system_prompt else None
         state, runtime = kept.added_to(read_state(state, messages_key)), find_runtime()
+        kept.keep(state, learner.find_scope(state, runtime))  # a call that fails may be made again by a run that gives none
         return ModelRequest(
             model=model, messages=state["messages"], system_message=system, tools=list(named), state=state, runtime=runtime
         )
-
-    def ask(request: ModelRequest[Any]) -> ModelResponse[Any]:
-        bound, messages = bind_tools(request)
-        return ModelResponse([bound.invoke(messages)])
-
-    async def aask(request: ModelRequest[Any]) -> ModelResponse[Any]:
-        bound, messages = bind_tools(request)
-        return ModelResponse([await bound.ainvoke(messages)])
 
     def end(state: Any, found: Any) -> tuple[dict[str, Any], Any]:
         """The update of the state, which the request had, and the state at the end of the turn; None if the turn goes on."""
         replies = [learner.agent.sign(one) for one in model_response(found).result]
         made: Any = found.command.update if isinstance(found, ExtendedModelResponse) and found.command else {}
+        made = {**made, **learner.find_scope(state, find_runtime())}
         entries = made.get("learning", [])
         goes_on = any(isinstance(one, AIMessage) and one.tool_calls for one in replies)
         learning = [*(state.get("learning") or []), *entries]
@@ -83,7 +80,7 @@ def model_node(
         request = begin(state)
         if (first := opening(learner, request)) is not None:
             learner.before_agent(first, request.runtime)
-        update, last = end(request.state, learner.wrap_model_call(request, ask))
+        update, last = end(request.state, learner.wrap_model_call(request, _ask))
         if last is not None:
             learner.after_agent(last, request.runtime)
         return update
@@ -92,12 +89,22 @@ def model_node(
         request = begin(state)
         if (first := opening(learner, request)) is not None:
             await learner.abefore_agent(first, request.runtime)
-        update, last = end(request.state, await learner.awrap_model_call(request, aask))
+        update, last = end(request.state, await learner.awrap_model_call(request, _aask))
         if last is not None:
             await learner.aafter_agent(last, request.runtime)
         return update
 
     return RunnableLambda(call, afunc=acall)
+
+
+def _ask(request: ModelRequest[Any]) -> ModelResponse[Any]:
+    bound, messages = bind_tools(request)
+    return ModelResponse([bound.invoke(messages)])
+
+
+async def _aask(request: ModelRequest[Any]) -> ModelResponse[Any]:
+    bound, messages = bind_tools(request)
+    return ModelResponse([await bound.ainvoke(messages)])
 
 
 def _named_tools(model: Any, tools: Sequence[Any]) -> list[Any]:
@@ -201,9 +208,11 @@ class KeptThreads:
     def added_to(self, state: Any) -> Any:
         """The state with its thread's channels, as far as the agent's node has made them."""
         state = _turn_of_branch(state) if _branch() else state
-        if "learning" in state:
-            return {**state, **_own_channels(state, self._agent)}
-        return {**self._threads.get(_thread(state), {}), **state}
+        known = self._threads.get(_thread(state), {})
+        # Without a checkpointer, runs of one id need not be of one thread.
+        kept = known.get("scope_values", {}) if get_config().get("configurable", {}).get(CHECKPOINTER) else {}
+        values = {"scope_values": {**kept, **(state.get("scope_values") or {})}}
+        return {**state, **_own_channels(state, self._agent), **values} if "learning" in state else {**known, **state, **values}
 
     def keep(self, state: Any, made: dict[str, Any]) -> None:
         """Take in the update that a call has made."""

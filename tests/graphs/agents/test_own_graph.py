@@ -15,9 +15,9 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import RunnableLambda
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph, add_messages
-from langgraph.prebuilt import ToolNode
+from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.store.memory import InMemoryStore
-from langgraph.types import Send
+from langgraph.types import Command, Send, interrupt
 from learning_agents import config
 from pydantic import BaseModel
 
@@ -293,3 +293,61 @@ def test_one_call_rates_the_agents_that_took_part_since_the_feedback_before() ->
         rate_agents(team, "a", reward=1.0, tenent="acme")
     with pytest.raises(UserError, match="rate_agents: learners is a sequence"):
         rate_agents(team[0], "a", reward=1.0)  # type: ignore[arg-type]
+
+
+class Failing(Scripted):
+    """Fails first, where it is told to."""
+
+    fails: bool = False
+
+    def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.fails:
+            self.fails = False
+            raise ConnectionError
+        return super()._generate(messages, *args, **kwargs)
+
+
+def waiting_graph(learner: Any, model: Any, schema: Any, saver: Any) -> Any:
+    """A graph whose tools wait for a person."""
+    builder = StateGraph(schema).add_node("model", learner.node(model, [desk.lookup_order]))
+    builder.add_node("person", lambda state: interrupt("Call?") and {}).add_node("tools", ToolNode([desk.lookup_order]))
+    builder.add_edge(START, "model").add_edge("person", "tools").add_edge("tools", "model")
+    builder.add_conditional_edges("model", tools_condition, {"tools": "person", "__end__": "__end__"})
+    return builder.compile(checkpointer=saver)
+
+
+@pytest.mark.parametrize("is_awaited", [False, True])
+@pytest.mark.parametrize("scope", [("tenant?",), ("tenant",)])
+@pytest.mark.parametrize(("schema", "worker"), [(LearningState, "another"), (LearningState, "same"), (MessagesState, "same")])
+def test_a_run_that_names_its_thread_alone_goes_on_with_the_threads_tenant(
+    schema: Any, worker: str, scope: Any, is_awaited: bool
+) -> None:
+    store, saver, model = InMemoryStore(), InMemorySaver(), scripted(call(1), AIMessage("Here."), AIMessage("Bye."))
+    learner = ICRLMiddleware(store, name="clerk", scope=scope)
+    waiting_graph(learner, model, schema, saver).invoke({"messages": "Where is it?"}, config("a"))
+    learner = ICRLMiddleware(store, name="clerk", scope=scope) if worker == "another" else learner
+    graph, thread = waiting_graph(learner, model, schema, saver), {"configurable": {"thread_id": "a"}}
+    for given in (Command(resume="yes"), {"messages": "Thanks."}):
+        asyncio.run(graph.ainvoke(given, thread)) if is_awaited else graph.invoke(given, thread)
+    assert learner.scopes() == [{"tenant": "acme"}]
+    turns = learner.conversation("a", tenant="acme").turns
+    assert [[step.action for step in one.steps] for one in turns] == [
+        ["lookup_order(order='A0')", "reply: Here."],
+        ["reply: Bye."],
+    ]
+    for thread_id in ("a", "b"):  # a tenant that is named holds
+        model.messages = iter([AIMessage("Here.")])
+        graph.invoke({"messages": "Hello."}, {"configurable": {"thread_id": thread_id, "tenant": "bob"}})
+        assert learner.conversation(thread_id, tenant="bob").turns[-1].steps[-1].action == "reply: Here."
+
+
+def test_a_call_that_failed_is_made_again_for_the_threads_tenant_and_no_other_thread_has_it() -> None:
+    learner, thread = ICRLMiddleware(InMemoryStore()), {"configurable": {"thread_id": "a"}}
+    model = Failing(messages=iter([AIMessage("Here."), AIMessage("There.")]), fails=True)
+    graph = waiting_graph(learner, model, LearningState, InMemorySaver())
+    with pytest.raises(ConnectionError):
+        graph.invoke({"messages": "Where is it?"}, config("a"))
+    graph.invoke(None, thread)
+    assert learner.scopes() == [{"tenant": "acme"}]
+    waiting_graph(learner, model, MessagesState, None).invoke({"messages": "Where is it?"}, thread)
+    assert learner.conversation("a").turns[0].steps[0].action == "reply: There.", "without a checkpointer it is another thread"

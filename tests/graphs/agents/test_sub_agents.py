@@ -1,10 +1,12 @@
 """Sub-agents that a supervisor's tools call: their turns are rated with its reply, and left where it goes back in time."""
 
+import asyncio
 from typing import Any
 
 import pytest
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.tools import StructuredTool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 from scripted_chat import SayingChat
@@ -39,16 +41,20 @@ class Biller(SayingChat):
         return AIMessage(f"The bill of {messages[-1].text}.")
 
 
-def make_team() -> tuple[Any, Supervisor, list[SynapseMiddleware]]:
-    """The supervisor's graph, its model, and the learners of both agents."""
+def make_team(**options: Any) -> tuple[Any, Supervisor, list[SynapseMiddleware]]:
+    """The supervisor's graph, its model, and the learners of both agents, with options of billing's."""
     store, model = InMemoryStore(), Supervisor()
-    team = [SynapseMiddleware(store, name=name) for name in ("supervisor", "billing")]
+    team = [SynapseMiddleware(store, name="supervisor"), SynapseMiddleware(store, name="billing", **options)]
     biller = create_agent(Biller(), [], middleware=team[1:])
 
-    def ask_billing(what: str) -> str:
+    def ask(what: str) -> str:
         """Ask billing."""
         return str(biller.invoke({"messages": what})["messages"][-1].text)
 
+    async def aask(what: str) -> str:
+        return str((await biller.ainvoke({"messages": what}))["messages"][-1].text)
+
+    ask_billing = StructuredTool.from_function(ask, aask, name="ask_billing")
     return create_agent(model, [ask_billing], middleware=team[:1], checkpointer=InMemorySaver()), model, team
 
 
@@ -58,7 +64,7 @@ def rated(learner: SynapseMiddleware) -> dict[str, float | None]:
     return {one.transitions[-1].action: one.transitions[-1].reward for one in kept}
 
 
-def begin_again(graph: Any, requests: int) -> None:
+def begin_again(graph: Any, requests: int, *, is_awaited: bool = False) -> None:
     """Have the reply to one of the user's messages made anew."""
     before = next(
         one
@@ -66,7 +72,7 @@ def begin_again(graph: Any, requests: int) -> None:
         if one.next == ("model",) and [m.type for m in one.values["messages"]].count("human") == requests
         if one.values["messages"][-1].type == "human"
     )
-    graph.invoke(None, before.config)
+    asyncio.run(graph.ainvoke(None, before.config)) if is_awaited else graph.invoke(None, before.config)
 
 
 def test_a_late_thumb_rates_the_turn_of_each_agent_that_was_part_of_the_reply() -> None:
@@ -100,6 +106,32 @@ def test_what_a_sub_agent_did_for_a_reply_that_was_left_is_not_rated_later() -> 
     model.asks = False
     begin_again(graph, 1)
     assert list(rate_agents(team, "t", reward=0.0)) == ["supervisor"], "billing has done nothing for the reply that stands"
+
+
+@pytest.mark.parametrize("is_awaited", [False, True])
+@pytest.mark.parametrize("scope", [("tenant?",), ("tenant",)])
+def test_a_sub_agent_works_for_the_tenant_of_its_supervisors_thread(scope: Any, is_awaited: bool) -> None:
+    """A checkpoint's config names none."""
+    graph, _, (supervisor, billing) = make_team(scope=scope)
+    graph.invoke({"messages": "May"}, {"configurable": {"thread_id": "t", "tenant": "acme"}})
+    begin_again(graph, 1, is_awaited=is_awaited)
+    assert supervisor.scopes() == billing.scopes() == [{"tenant": "acme"}]
+    assert len(billing.conversation("t", tenant="acme").turns) == 2
+    graph.invoke({"messages": "June"}, {"configurable": {"thread_id": "t", "tenant": "globex"}})
+    assert len(billing.conversation("t", tenant="globex").turns) == 1, "a tenant that is named holds"
+
+
+def test_a_sub_agent_that_is_given_a_tenant_works_for_that_one() -> None:
+    learners = [SynapseMiddleware(store := InMemoryStore(), name=name) for name in ("supervisor", "billing")]
+    biller = create_agent(Biller(), [], middleware=learners[1:])
+
+    def ask_billing(what: str) -> str:
+        """Ask billing."""
+        return str(biller.invoke({"messages": what}, {"configurable": {"tenant": "bank"}})["messages"][-1].text)
+
+    graph = create_agent(Supervisor(), [ask_billing], middleware=learners[:1], store=store)
+    graph.invoke({"messages": "May"}, {"configurable": {"thread_id": "t", "tenant": "acme"}})
+    assert [one.scopes() for one in learners] == [[{"tenant": "acme"}], [{"tenant": "bank"}]]
 
 
 def test_what_a_supervisor_says_is_a_sub_agents_task_and_none_of_its_actions() -> None:
