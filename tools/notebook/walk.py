@@ -14,6 +14,7 @@
 `step`, `until`, `finish`, `into`, `out` and `resume` run nodes. Asynchronous nodes, and a checkpointer of the loop that waits meanwhile, are
 called on an event loop in a thread of its own; where no loop may wait, move with `await asyncio.to_thread(walk.step)`. Made for notebooks: the
 returned objects show themselves there and print as text elsewhere. Going back and on again executes nodes again, with all their effects.
+Where a node fails, its error is raised and the walk stands before that node; of nodes side by side those that ended do not run again.
 
 A forked or edited walk, and one that went back, is a what-if: it sees the memories as they were at its moment, and writes into a branch
 of its own (memory/storage/branches.py), never into what the real run remembers. Its moments, too, are recorded apart, in this process's
@@ -27,6 +28,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count, zip_longest
 from typing import TYPE_CHECKING, Any, Self
 
@@ -249,10 +251,8 @@ class Walk:
         inside = (*self.inside, Invocation(name, number, tuple(paths[number][:3])))
         if self._interrupts():
             return self._open_questions()._stand(inside)
-        if descend(self._call("get_state", thread_of(self.place), subgraphs=True), inside)[1] == len(
-            inside
-        ):  # it has begun already
-            return self._stand(inside)
+        if descend(self._call("get_state", thread_of(self.place), subgraphs=True), inside)[1] == len(inside):
+            return self._stand(inside)  # it has begun already
         self.inside = inside
         return self._run("*", entering=True)
 
@@ -602,13 +602,13 @@ class Walk:
         if input is None and self._interrupts():
             raise StepperError(f"{self}: answer with resume(value)")
         self._be_latest(self.inside[:-1] if entering else self.inside)
-        with pause_in(self.graph, self.inside, pause, around), self._explaining():
-            outer = around if self.inside else pause
-            if self.listen is None:
-                self._call("invoke", input, merge(self.config, thread_of(self.place)), interrupt_before=outer)
-            else:
-                self._hear(input, merge(self.config, thread_of(self.place)), outer)
-        return self._stand(self.inside)
+        run = partial(self._call, "invoke") if self.listen is None else self._hear
+        try:
+            with pause_in(self.graph, self.inside, pause, around), self._explaining():
+                run(input, merge(self.config, thread_of(self.place)), interrupt_before=around if self.inside else pause)
+        finally:  # also where a node failed: what ran before it must not run again
+            self._stand(self.inside)
+        return self
 
     @contextmanager
     def _explaining(self) -> Iterator[None]:
@@ -623,10 +623,10 @@ class Walk:
             said = f"a node reads `{key}`, which nothing has written: give it in the input"
             raise InputError(f"{said}; so far there is {list_names(latest)}") from error
 
-    def _hear(self, input: Any, config: RunnableConfig, pause: Any) -> None:
+    def _hear(self, input: Any, config: RunnableConfig, **pause: Any) -> None:
         """Run the graph to a pause, and tell `listen` what happens meanwhile."""
         hear: Any = self.listen
-        streams: dict[str, Any] = {"stream_mode": ["tasks", "messages"], "subgraphs": True, "interrupt_before": pause}
+        streams: dict[str, Any] = {"stream_mode": ["tasks", "messages"], "subgraphs": True, **pause}
 
         async def wait() -> None:
             async for event in self.graph.astream(input, config, **streams):
