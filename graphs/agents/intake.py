@@ -7,6 +7,7 @@ of its own.
 
 import asyncio
 import inspect
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -32,6 +33,8 @@ from .reward_sources import RewardScale, RewardSource, describe_source, read_rew
 from .scope_values import AgentScope
 
 __all__ = ["ImportReport", "Intake"]
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclass
@@ -85,8 +88,7 @@ class Intake:
             for name, hint in arguments_of(RecordedConversation).items():
                 check_value(f"{type(one).__name__}: {name}", getattr(one, name), hint)
             report.read += 1
-            given = {name: one.metadata.get(name) or value for name, value in scope.items()}
-            elsewhere = [f"its {name} is {value!r}" for name, value in given.items() if str(value) != str(scope[name])]
+            elsewhere = _other_values(one.metadata, scope)
             if elsewhere or one.problem:
                 report.left_out[[*elsewhere, one.problem][0]] += 1
             if elsewhere or not one.messages:
@@ -135,10 +137,14 @@ class Intake:
         others = {source: redact(text) for source, text in rating.others.items()}
         return replace(rating, text=redact(rating.text), others=others, unlearned=rating.unlearned | unlearned)
 
-    def read_file(self, path: str | os.PathLike[str]) -> list[Admitted]:
-        """Exported conversations (those in quarantine are left out) or trajectories as they are kept: without what only tools said."""
-        kept = []
-        for line, one, ratings in _exported(path):
+    def read_file(self, path: str | os.PathLike[str], scope: Mapping[str, Any]) -> list[Admitted]:
+        """Exported conversations or trajectories as they are kept: without what only tools said. The ones in quarantine or of another
+        scope are left out."""
+        kept, left_out = [], Counter[str]()
+        for line, one, ratings, own in _exported(path):
+            if elsewhere := _other_values(own, scope):
+                left_out[elsewhere[0]] += 1
+                continue
             try:
                 for step in (step for turn in one.turns for step in turn.steps):
                     finite_reward(step.reward or 0.0)
@@ -146,6 +152,9 @@ class Intake:
             except UserError as error:
                 raise UserError(f"{path}, line {line}: {error}") from error
             kept.append(self._adopt(one, read))
+        for why, count in left_out.items():
+            words = "%s of %s left out: %s in `scope`; import them under that value, or delete `scope` from the rows to give them away"
+            LOG.warning(words, plural(count, "conversation"), path, why)
         return kept
 
     def _adopt(self, one: Conversation, ratings: Sequence[Rating]) -> Admitted:
@@ -162,16 +171,29 @@ class Intake:
         return Admitted(replace(one, task=task, turns=tuple(turns), domain=DOMAIN), rated, suspicion)
 
 
-def _exported(path: str | os.PathLike[str]) -> Iterator[tuple[int, Conversation, Sequence[Rating]]]:
+def _other_values(given: Mapping[str, Any], scope: Mapping[str, Any]) -> list[str]:
+    """The values of a recorded run that differ from a scope's, in words; a run that gave none may be of any."""
+    found = {name: given.get(name) or value for name, value in scope.items()}
+    return [f"its {name} is {value!r}" for name, value in found.items() if str(value) != str(scope[name])]
+
+
+def _exported(
+    path: str | os.PathLike[str],
+) -> Iterator[tuple[int, Conversation, Sequence[Rating], Mapping[str, str | None]]]:
+    """The conversations of a file, each with its line, its ratings and the values of its scope."""
     try:
         for line, one in read_jsonl(ExportedConversation, path):
             if one.quarantine is None or one.quarantine.released:
-                yield line, Conversation(one.id, one.task, one.turns, one.domain, one.user), one.ratings
-    except BadRecord:
-        for line, old in read_jsonl(Trajectory, path):  # each is a turn of its run's conversation
+                yield line, Conversation(one.id, one.task, one.turns, one.domain, one.user), one.ratings, one.scope
+    except BadRecord as wrong:
+        try:
+            rows = read_jsonl(Trajectory, path)
+        except BadRecord as error:
+            raise min((wrong, error), key=lambda one: "no such field" in str(one)) from None  # which of both it was to be
+        for line, old in rows:  # each is a turn of its run's conversation
             thread, turn = old.run or old.id.rpartition("/")[0], Turn(old.id, old.transitions)
             ratings = [Rating(old.id, step.reward, old.note, IMPORTED) for step in old.transitions[-1:]]
-            yield line, Conversation(thread, old.task, (turn,), old.domain, old.user), ratings
+            yield line, Conversation(thread, old.task, (turn,), old.domain, old.user), ratings, {}
 
 
 def days_before(at: str, days: float) -> str:

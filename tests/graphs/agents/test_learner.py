@@ -376,17 +376,29 @@ def test_fifty_conversations_at_once_lose_and_double_nothing() -> None:
     assert len(learner._refreshed(learner._labels({"tenant": "acme"})).index.returns) == 100
 
 
-def test_what_one_learner_exports_another_takes_in(tmp_path: Path) -> None:
+def test_what_one_learner_exports_another_takes_in(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     agent, learner = make(InMemoryStore())
     for thread in ("rated", "again", "unrated"):
         ask(agent, thread, 0)
     learner.feedback("rated", reward=0.5, tenant="acme")
     learner.feedback("again", reward=-1.0, text="too slow", tenant="acme")
-    (tmp_path / "e.jsonl").write_text("".join(json.dumps(one) + "\n" for one in learner.export(tenant="acme")))
+    rows = list(learner.export(tenant="acme"))
+    (tmp_path / "e.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
     other = learning_agents.make("adamem", InMemoryStore(), desk.GuessingClerk())[1]
+    for scope in ({"tenant": "bob"}, {}):  # it is acme's, and shown to nobody else unasked
+        assert other.import_trajectories(tmp_path / "e.jsonl", **scope) == 0
+        assert "3 conversations of" in caplog.messages[-1]
+        assert "left out: its tenant is 'acme' in `scope`" in caplog.messages[-1]
+    assert other.scopes() == []
+    assert other.import_trajectories(tmp_path / "e.jsonl", tenant="acme") == 2
+    (tmp_path / "e.jsonl").write_text("".join(json.dumps({**one, "scope": {}}) + "\n" for one in rows))
     assert other.import_trajectories(tmp_path / "e.jsonl", tenant="bob") == 2
     kept = {one.id: (one.score, one.note) for one in other._conversations({"tenant": "bob"}).trajectories.all()}
     assert kept == {"rated/0": (0.5, ""), "again/0": (-1.0, "too slow")}
+    del rows[1]["turns"]
+    (tmp_path / "e.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    with pytest.raises(UserError, match=r"line 2: field 'turns': missing, a ExportedConversation needs it$"):
+        other.import_trajectories(tmp_path / "e.jsonl", tenant="acme")
 
 
 # What goes wrong

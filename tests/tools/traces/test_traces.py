@@ -225,11 +225,11 @@ def test_what_an_unguarded_learner_exports_loses_the_words_of_tools(tmp_path: Pa
     assert "US133" in json.dumps(exported)
     for rows in (exported, trajectories):
         (tmp_path / "all.jsonl").write_text("\n".join(map(json.dumps, rows)))
-        assert other.import_trajectories(tmp_path / "all.jsonl", tenant="bob") == 3
-        found = kept(other, "bob")["t3"]["turns"][0]["steps"]
+        assert other.import_trajectories(tmp_path / "all.jsonl", tenant="acme") == 3
+        found = kept(other)["t3"]["turns"][0]["steps"]
         assert [step["action"] for step in found] == DONE["t3"]
         assert "US133" not in json.dumps([step["observation"] for step in found])
-        other.forget(tenant="bob")
+        other.forget(tenant="acme")
 
 
 def test_the_command_imports_conversations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
