@@ -38,8 +38,8 @@ from ...memory.conversations.turns import (
     Rating,
     finite_reward,
     only_thread,
-    others_wait,
     turns_left,
+    turns_meant,
     turns_of_run,
     turns_rated,
 )
@@ -1003,13 +1003,6 @@ def _agent_turns(
     return rows
 
 
-def _waiting(rows: Sequence[_AgentTurns]) -> list[_AgentTurns]:
-    """The agents whose last turn has no rating of the whole, and was not called for a reply that its caller has left."""
-    left = {id for _, _, talk, _ in rows for one in turns_left(talk) for id in one.replies}
-    ends = [(talk.turns[-1], {one.turn for one in ratings if one.whole}) for _, _, talk, ratings in rows]
-    return [row for row, (end, rated) in zip(rows, ends, strict=True) if end.id not in rated and end.called_by not in left]
-
-
 @checks_arguments
 def rate_agents(
     learners: Sequence[ScopedLearner[Any]],
@@ -1024,8 +1017,9 @@ def rate_agents(
 ) -> dict[str, Rating]:
     """Rate all agents that took part in a thread since the feedback before this: a supervisor and its sub-agents, say.
 
-    A second call, of a comment after a thumb, is about the same agents, unless one of them has done something meanwhile. A reward that
-    an agent was given by itself stays, where none of the whole was given before.
+    By the thread's id, a rating is about the turns that nobody has rated by themselves; a second one, of a comment after a thumb, about the
+    same turns. Where all turns are rated, and the last run by itself after all others, it is about that run; so is a comment where the last
+    run is rated.
 
     Args:
         learners: of the agents. Each is told its own values of the scope.
@@ -1041,33 +1035,19 @@ def rate_agents(
         Agent's name -> its rating.
 
     Raises:
-        UserError: none of the agents took part or has the run or the reply, or what was said is no feedback.
+        UserError: none of the agents took part or has the run or the reply, what was said is no feedback, or all turns are rated and it is
+            not known which was the last.
     """
     asked = {"run_id": None if run_id is None else str(run_id), "message_id": message_id}
     rows = _agent_turns(learners, thread_id, source, scope, **asked)
     at = datetime.now(UTC).isoformat()
-    if message_id is not None or run_id is not None:
-        parts = turns_of_run([talk for _, _, talk, _ in rows], **asked)
-        return {
-            one.agent.name: one._take_rating(labels, talk.id, reward, text, source, at, message_id=turn.replies[-1])
-            for (one, labels, talk, _), turns in zip(rows, parts, strict=True)
-            for turn in turns
-        }
-    last = max((rating.whole for *_, ratings in rows for rating in ratings), default="")
-    waiting = _waiting(rows)
-    again = [row for row in rows if last and any(rating.whole == last for rating in row[3])]
-    if reward is not None:
-        own = [_has_own_rating(talk, ratings) for *_, talk, ratings in waiting]
-        waiting = [row for row, has_own in zip(waiting, own, strict=True) if not has_own] or ([] if again else waiting)
+    talks, by_thread = [talk for _, _, talk, _ in rows], message_id is None and run_id is None
+    if by_thread:
+        about = turns_meant(talks, [ratings for *_, ratings in rows], has_reward=reward is not None)
+    else:
+        about = [[turn.replies[-1] for turn in turns] for turns in turns_of_run(talks, **asked)]
     return {
-        one.agent.name: one._take_rating(labels, talk.id, reward, text, source, at, of_whole=True)
-        for one, labels, talk, _ in waiting or again
+        one.agent.name: one._take_rating(labels, talk.id, reward, text, source, at, message_id=reply, of_whole=by_thread)
+        for (one, labels, talk, _), replies in zip(rows, about, strict=True)
+        for reply in replies
     }
-
-
-def _has_own_rating(talk: Conversation, ratings: Sequence[Rating]) -> bool:
-    """True if an app has given the last turn a reward by itself, and no turn before it waits for one."""
-    last = talk.turns[-1].id
-    return any(one.turn == last and one.at and one.reward is not None for one in ratings) and not others_wait(
-        talk, ratings, last
-    )

@@ -398,11 +398,13 @@ class ConversationStore:
             conversation, given = recorded or self.conversation(thread), kept.ratings if kept else ()
             reward = None if reward is None else finite_reward(reward)
             rated = find_turn(conversation, turn=turn, run_id=run_id, message_id=message_id).id
-            about: Any = {"of_turn": bool(turn), "of_message": message_id is not None, "has_reward": reward is not None}
+            has_reward = reward is not None
+            about: Any = {"of_turn": bool(turn), "of_message": message_id is not None, "has_reward": has_reward}
+            about["for_others"] = has_reward or of_whole
             known = rating_to_change(conversation, given, rated, **about)
             source, text = clean_text(source), None if text is None else clean_text(text)
-            rating = replace(with_words(known, source, text, unlearned, has_reward=reward is not None), at=at or known.at)
-            if reward is not None:
+            rating = replace(with_words(known, source, text, unlearned, has_reward=has_reward), at=at or known.at)
+            if has_reward:
                 rating = replace(rating if message_id else with_waiting(conversation, given, rating), reward=reward)
             rating = replace(rating, whole=at) if of_whole else rating
             if rating.reward is None and not rating.text and not rating.others:

@@ -319,16 +319,33 @@ def _turns_of_each(conversation: Conversation, shared: Collection[str]) -> dict[
 
 def others_wait(conversation: Conversation, ratings: Sequence[Rating], turn: str) -> bool:
     """True if a turn before this one has no rating, since the thread was rated last."""
-    waits, given = False, {one.turn: one.is_single for one in ratings}
+    waits, rated, shared = False, {one.turn for one in ratings}, {one.turn for one in ratings if not one.is_single}
     for one in turns_until(conversation, turn)[:-1]:
-        waits = one.id not in given or (waits and given[one.id])
+        waits = one.id not in rated or (waits and one.id not in shared)
     return waits
 
 
 def rating_to_change(
-    conversation: Conversation, given: Sequence[Rating], turn: str, *, of_turn: bool, of_message: bool, has_reward: bool
+    conversation: Conversation,
+    given: Sequence[Rating],
+    turn: str,
+    *,
+    of_turn: bool,
+    of_message: bool,
+    for_others: bool,
+    has_reward: bool,
 ) -> Rating:
-    """The rating that feedback about a turn changes, one of `given` or a new one. `of_turn` and `of_message` say what the app named."""
+    """The rating that feedback about a turn changes, one of `given` or a new one.
+
+    Args:
+        conversation: the thread.
+        given: its ratings.
+        turn: id of the turn.
+        of_turn: whether the app named the turn or its run.
+        of_message: whether it named a reply of the turn, which is rated by itself: a reward is not for the turns that were rated with it.
+        for_others: whether feedback on the thread is about the turns that nobody has rated by themselves, where there are any.
+        has_reward: whether the feedback has a reward.
+    """
     there = {one.is_single: one for one in given if one.turn == turn}
     alone, with_others = there.get(True), there.get(False)
     is_branch = turn in _branches(conversation)
@@ -336,9 +353,12 @@ def rating_to_change(
     if is_branch:
         found = alone if is_single else with_others
     elif of_message:
-        found = alone or with_others
-    else:  # a reward of the thread is about the turns that nobody has rated by themselves, where there are any
-        is_for_others = has_reward and alone is not None and alone.at and others_wait(conversation, given, turn)
+        # A comment leaves a turn the reward of all.
+        holding = [one for one in given if not one.is_single or one.reward is not None]
+        about = turns_rated(conversation, holding)[holding.index(with_others)] if with_others else []
+        found = alone or (None if has_reward and len(about) > 1 else with_others)
+    else:
+        is_for_others = for_others and alone is not None and alone.at and others_wait(conversation, given, turn)
         found = with_others or (None if is_for_others else alone)
     return found or Rating(turn, None, is_single=is_single)
 
@@ -484,6 +504,50 @@ def turns_of_run(talks: Sequence[Conversation], **asked: str | None) -> list[lis
         ]
         said |= {one for turns in part for turn in turns for one in turn.replies}
     return part
+
+
+def turns_meant(
+    talks: Sequence[Conversation], given: Sequence[Sequence[Rating]], *, has_reward: bool
+) -> list[list[str | None]]:
+    """The turns that a rating by the thread's id of several agents is about.
+
+    They are those that nobody has rated by themselves since the feedback before; where there are none, the same as the last rating
+    of its kind was about, or those of the last run, where that was rated later by itself; of a comment, too, where that run is rated.
+
+    Args:
+        talks: each agent's record of the thread.
+        given: the ratings of each.
+        has_reward: whether it has a reward; what has only words waits for one.
+
+    Returns:
+        Of each agent ids of replies, whose turns alone are rated; None: the turns since the feedback before.
+
+    Raises:
+        UserError: it is not known which agent's turn was the last one.
+    """
+    ends, left = [talk.turns[-1] for talk in talks], {id for talk in talks for one in turns_left(talk) for id in one.replies}
+    of_ends = [[one for one in ratings if one.turn == end.id and one.at] for ratings, end in zip(given, ends, strict=True)]
+    waiting = list[bool]()
+    for talk, ratings, end, of_end in zip(talks, given, ends, of_ends, strict=True):
+        said = [one for one in of_end if one.reward is not None or one.whole or not has_reward]
+        is_open = not said or (all(one.is_single for one in said) and others_wait(talk, ratings, end.id))
+        waiting.append(is_open and end.called_by not in left)
+    replies = {id for talk in talks for one in talk.turns for id in one.replies}
+    outer = [n for n, end in enumerate(ends) if end.called_by not in replies] or [*range(len(ends))]
+    if any(waiting) and (has_reward or not all(of_ends[n] for n in outer)):
+        return [[None] if waits else [] for waits in waiting]
+    last = max((one.whole for ratings in given for one in ratings), default="")
+    if last and not any(one.at > last != one.whole for n in outer for one in of_ends[n]):
+        about = list[list[str | None]]()
+        for talk, ratings in zip(talks, given, strict=True):
+            alone = {one.turn: one.is_single for one in ratings if one.whole == last}
+            about.append([one.replies[-1] if alone[one.id] else None for one in talk.turns if one.id in alone])
+        return about
+    if len({ends[n].id for n in outer}) > 1:
+        raise UserError(
+            f"all turns of thread {talks[0].id!r} are rated, and which agent had the last one is not known: name it by message_id= or run_id="
+        )
+    return [[one.replies[-1] for one in turns] for turns in turns_of_run(talks, turn=ends[outer[0]].id)]
 
 
 def find_turn(conversation: Conversation, **asked: str | None) -> Turn:
