@@ -45,7 +45,7 @@ from ...memory.conversations.messages import (
     users_messages,
 )
 from ...memory.conversations.reviews import review_rating
-from ...memory.conversations.store import RatingOptions
+from ...memory.conversations.store import ConversationStore, RatingOptions
 from ...memory.conversations.turns import Turn, newest_read, with_beginning
 from ...memory.conversations.write_queue import MOST_OPEN
 from ...memory.errors import Unavailable, UserError, plural
@@ -81,6 +81,8 @@ from .status import LearnerStatus
 __all__ = ["LearnerOptions", "LearningMiddleware", "LearningState", "rate_agents"]
 
 LOG = logging.getLogger(__name__)
+RESUMING = "__pregel_resuming"
+"""LangGraph's key in the `configurable` of a run that goes on from a checkpoint, for its first step."""
 MOST_GOAL_CHARS = 4_000
 """Characters of a user's first message by which a conversation is named in prompts; as a step it is kept whole."""
 
@@ -356,6 +358,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
     def _begin(self, request: ModelRequest[Any], traced: Traced) -> OpenConsultation | Exception | None:
         try:
             place = self._place(request.state, request.runtime)
+            self._check_scope(place)
             place = replace(place, traceparent=traced.traceparent)
             if traced.is_on:
                 traced.set(memory_names(place.scope, place.thread))
@@ -660,6 +663,26 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         """
         self.agent.read_run(runtime, get_config().get("metadata") or {})
         return self._labels_of(self._values_of_run(self.scope, state, runtime))
+
+    def _check_scope(self, place: Place) -> None:
+        """Raise `ScopeError` if a run goes on with a turn that was begun with a value which this run does not give, and its state has not
+        kept: a state that is no `LearningState`, in another process, or the first checkpoint of a thread."""
+
+        def has_turn(kept: ConversationStore) -> bool:
+            turns = kept.turns_at_hand(place.thread) or getattr(kept.latest(place.thread), "turns", ())
+            return any(one.id == place.turn for one in turns)
+
+        missing = [one for one in place.scope[2:] if "=" not in one]
+        goes_on = place.step or get_config().get("configurable", {}).get(RESUMING)
+        if not missing or not goes_on or has_turn(self._memory(place.scope).conversations):
+            return
+        for *labels, kind in self.agent.namespaces(place.scope[:2], 3 + len(self.scope.names)):
+            if kind == "turns" and has_turn(ConversationStore(self.agent.store, labels, shared=self.agent.queue.shared)):
+                names = [name for name, value in label_values(labels[2:]).items() if name in missing and value is not None]
+                raise ScopeError(
+                    f"this run goes on with a turn of thread {place.thread!r} that was begun with a {' and a '.join(names)}, and gives "
+                    "none: give the same in context= or configurable; in a graph of one's own, a LearningState keeps it"
+                )
 
     @staticmethod
     def _values_of_run(names: AgentScope, state: Any, runtime: Any) -> tuple[str, ...]:

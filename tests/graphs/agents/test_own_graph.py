@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypedDict
 
@@ -23,6 +24,7 @@ from pydantic import BaseModel
 
 from learngraph.graphs.agents.icrl import ICRLMiddleware
 from learngraph.graphs.agents.learner import LearningState, rate_agents
+from learngraph.graphs.agents.scope_values import ScopeError
 from learngraph.graphs.agents.synapse import SynapseMiddleware
 from learngraph.memory.errors import UserError
 
@@ -351,3 +353,37 @@ def test_a_call_that_failed_is_made_again_for_the_threads_tenant_and_no_other_th
     assert learner.scopes() == [{"tenant": "acme"}]
     waiting_graph(learner, model, MessagesState, None).invoke({"messages": "Where is it?"}, thread)
     assert learner.conversation("a").turns[0].steps[0].action == "reply: There.", "without a checkpointer it is another thread"
+
+
+@pytest.mark.parametrize("is_awaited", [False, True])
+@pytest.mark.parametrize("begun", ["in a state of its own", "by a call that failed", "at its first checkpoint"])
+def test_a_run_that_cannot_know_the_tenant_of_its_turn_is_refused(begun: str, is_awaited: bool) -> None:
+    """Another process goes on, and the state has not kept it."""
+    store, saver, thread = InMemoryStore(), InMemorySaver(), {"configurable": {"thread_id": "a"}}
+    schema = MessagesState if "state" in begun else LearningState
+    model = Failing(messages=iter([call(1), AIMessage("Here.")]), fails="failed" in begun)
+    graph = waiting_graph(SynapseMiddleware(store, name="clerk"), model, schema, saver)
+    with pytest.raises(ConnectionError) if model.fails else nullcontext():
+        graph.invoke({"messages": "Where is it?"}, config("a"))
+    given = None if schema is LearningState else Command(resume="yes")
+    where = [*graph.get_state_history(thread)][-2].config if "checkpoint" in begun else thread
+    learner = SynapseMiddleware(store, name="clerk")
+    graph = waiting_graph(learner, model, schema, saver)
+    with pytest.raises(ScopeError, match="turn of thread 'a' that was begun with a tenant, and gives none: give the same"):
+        asyncio.run(graph.ainvoke(given, where)) if is_awaited else graph.invoke(given, where)
+    assert learner.scopes() == [{"tenant": "acme"}]
+    where["configurable"]["tenant"] = "acme"
+    graph.invoke(None, where)
+    assert learner.scopes() == [{"tenant": "acme"}]
+
+
+def test_a_run_without_a_tenant_goes_on_in_another_process_whatever_others_have() -> None:
+    store, saver, model = InMemoryStore(), InMemorySaver(), scripted(call(1), call(2), AIMessage("Here."))
+    learner, thread = SynapseMiddleware(store, name="clerk"), {"configurable": {"thread_id": "a"}}
+    tenants = SynapseMiddleware(store, name="clerk")
+    waiting_graph(tenants, model, MessagesState, InMemorySaver()).invoke({"messages": "Where is it?"}, config("a"))
+    waiting_graph(learner, model, MessagesState, saver).invoke({"messages": "Where is it?"}, thread)
+    learner = SynapseMiddleware(store, name="clerk")
+    waiting_graph(learner, model, MessagesState, saver).invoke(Command(resume="yes"), thread)
+    assert [len(one.steps) for one in learner.conversation("a").turns] == [2]
+    assert [len(one.steps) for one in learner.conversation("a", tenant="acme").turns] == [1]
