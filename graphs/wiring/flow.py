@@ -44,6 +44,7 @@ from .arrows import (
 from .data_flow import find_missing, is_misspelt
 from .drawn import Graph, builder_behind, builder_edges, drawn_edges, read_wiring, to_mermaid
 from .guards import guard_arrows
+from .joins import joins_to_watch, watch_joins
 from .mermaid import Edge, FlowError, parse_flow, read_flow, shown_label, write_flow
 from .node_errors import explaining, reading_node
 
@@ -188,9 +189,9 @@ def _assemble(builder: Builder, wiring: Wiring) -> Builder:
         by_source.setdefault(edge.source, []).append(edge)
     for name, node in wiring.nodes.items():
         _add_node(builder, name, node, by_source.get(name, []), wiring)
-    joins = dict.fromkeys((edge.join, edge.target) for edge in wiring.edges if edge.join)
-    for join, target in joins:
+    for join, target in dict.fromkeys((edge.join, edge.target) for edge in wiring.edges if edge.join):
         builder.add_edge(list(join), target)
+    watched = cast(DrawnBuilder, builder).joins = joins_to_watch(builder, wiring)
     for source, arrows in by_source.items():
         start = ENDS.get(source, source)
         for edge in arrows:
@@ -208,8 +209,8 @@ def _assemble(builder: Builder, wiring: Wiring) -> Builder:
             builder.add_conditional_edges(start, known.path, known.places(targets))
         drawn = {ENDS.get(edge.target, edge.target) for edge in arrows if not edge.join or edge.target == "END"}
         lent = any(getattr(one, "may_stop", False) for one in (*wiring.routers.get(source, ()), wiring.fan_outs.get(source)))
-        always = {edge.target for edge in arrows if wiring.kind(edge) == "plain" and not edge.join}
-        guard_arrows(builder, start, drawn, {wiring.kind(edge) for edge in arrows}, lent, always)
+        always = {edge.target for edge in arrows if wiring.kind(edge) == "plain" and (not edge.join or edge.target == "END")}
+        guard_arrows(builder, start, drawn, {wiring.kind(edge) for edge in arrows}, lent, always, watched)
     return builder
 
 
@@ -265,10 +266,13 @@ class DrawnGraph(Graph):
 class DrawnBuilder(Builder):
     """A builder that was drawn. Its graphs are an `DrawnGraph` each: they check their input, and show their picture."""
 
+    joins: Sequence[str] = ()
+
     def compile(self, *args: Any, **options: Any) -> Graph:
         """The graph; arguments as for `StateGraph.compile`."""
         allow_records()
         compiled = super().compile(*args, **options)
+        watch_joins(compiled.channels, self.joins)
         inputs = {name: value for name, value in vars(compiled).items() if name != "__orig_class__"}  # as `Pregel.copy` does
         return DrawnGraph(**inputs)
 
@@ -380,8 +384,7 @@ def _redrawn_wiring(
     fan_outs: Mapping[str, FanOut],
 ) -> Wiring:
     """The wiring of another drawing on the nodes of `builder`."""
-    known = read_wiring(builder)
-    chart = read_flow(flow)
+    known, chart = read_wiring(builder), read_flow(flow)
     labelled = {edge.source for edge in chart.edges if edge.label or edge.dotted}
     dotted = {edge.source for edge in chart.edges if edge.dotted}
     nodes: dict[str, Any] = {name: node for name, node in known.nodes.items() if name in chart.nodes} | dict(replaced)

@@ -11,6 +11,7 @@ from typing import Any, cast
 from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph._branch import BranchSpec
+from langgraph.pregel._write import ChannelWrite, ChannelWriteEntry
 from langgraph.types import Command, Send
 
 from ...memory.errors import did_you_mean
@@ -37,6 +38,16 @@ class Arrows:
     """True if its Commands may lead to END: an arrow does, or the node is one of a compiled graph."""
     always: Collection[str] = ()
     """Names of the nodes that a plain arrow starts anyway, which a Send would start once more; of a compiled graph's node none are told."""
+    ends: bool = False
+    """True if a plain arrow leads to END."""
+    may_rest: bool = False
+    """True if a node of Commands may return none, and so end."""
+    joins: Collection[str] = ()
+    """Channels of the joins that are told where an arrow to END is taken."""
+
+    def end_marks(self) -> list[ChannelWriteEntry]:
+        """Writes that tell the joins of an arrow to END: members may be missing from then on."""
+        return [ChannelWriteEntry(channel, END) for channel in self.joins]
 
     def check(self, target: str, what: str, remedy: str) -> None:
         """Refuse a move to a node that no arrow leads to.
@@ -65,16 +76,19 @@ class Arrows:
                 f"'{a} -.-> {target}' in place of '{a} --> {target}'"
             )
 
-    def check_commands(self, returned: Any) -> None:
-        """Refuse Commands and Sends that a node returned past the arrows."""
+    def check_commands(self, returned: Any) -> bool:
+        """Refuse Commands and Sends that a node returned past the arrows; True if it takes an arrow to END."""
         if isinstance(returned, dict | None):
-            return
+            return self.ends or self.may_rest
+        to_end, is_led = self.ends, False
         for one in returned if isinstance(returned, list | tuple) else (returned,):
             goes = one.goto if isinstance(one, Command) else one if isinstance(one, Send) else ()
             for go in (goes,) if isinstance(goes, str | Send) else goes:
+                is_led = True
                 if go == END:
                     if not self.may_end:
                         self.check("END", "a Command", f"Draw '{self.source} -.-> END' if the run may end there")
+                    to_end = True
                     continue
                 to, a = go.node if isinstance(go, Send) else go, self.source
                 if isinstance(go, Send):
@@ -84,6 +98,7 @@ class Arrows:
                 if self.is_routed:
                     both = f"a Command of '{a}' leads to '{to}', and its router leads on as well: both would run"
                     raise FlowError(f"{both}. Let the router decide alone, or give none, and {says}")
+        return to_end or (self.may_rest and not is_led)
 
 
 class _DrawnOutcomes(dict[Any, str]):
@@ -118,7 +133,8 @@ class DrawnBranch(BranchSpec):
                     self.arrows.check_send(packet.node)
                     given = f"fan_outs={{'{source}': a function that returns Sends to nodes that are drawn}}"
                     self.arrows.check(packet.node, "a Send", f"Draw '{source} -.-> {packet.node}', or give {given}")
-            return writer(packets, static)
+            to_end = not static and (END in packets if packets else END in self.arrows.targets)
+            return [*writer(packets, static), *(self.arrows.end_marks() if to_end else ())]
 
         return super().run(write, reader)
 
@@ -138,7 +154,8 @@ class _ReturnCheck(Runnable[Any, Any]):
         self.arrows = arrows
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        self.arrows.check_commands(input)
+        if self.arrows.check_commands(input) and self.arrows.joins:
+            ChannelWrite.do_write(cast(RunnableConfig, config), self.arrows.end_marks())
         return input
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
@@ -146,7 +163,13 @@ class _ReturnCheck(Runnable[Any, Any]):
 
 
 def guard_arrows(
-    builder: Builder, source: str, targets: Collection[str], kinds: Collection[str], may_stop: bool, always: Collection[str]
+    builder: Builder,
+    source: str,
+    targets: Collection[str],
+    kinds: Collection[str],
+    may_stop: bool,
+    always: Collection[str],
+    joins: Collection[str],
 ) -> None:
     """Let a node of a builder, or START, go along its arrows alone; its branches are there already.
 
@@ -157,6 +180,7 @@ def guard_arrows(
         kinds: the kinds of its arrows, as `Wiring.kind` says them.
         may_stop: whether its branches are those of a compiled graph, which may lead nowhere, as LangGraph has it.
         always: the names of the nodes that its plain arrows lead to.
+        joins: the channels of the joins that are told where an arrow to END is taken.
     """
     branches = builder.branches[source]
     must_lead = len(kinds) == len(branches) == 1 and END not in targets and not may_stop
@@ -168,6 +192,9 @@ def guard_arrows(
         must_lead,
         may_end=END in targets or is_lent,
         always=() if may_stop or is_lent else always,
+        ends="END" in always,
+        may_rest="command" in kinds and END in targets,
+        joins=joins,
     )
     for name, spec in branches.items():
         branches[name] = _guarded(

@@ -12,12 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, SystemMessage
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import GraphRecursionError
 from langgraph.graph import END, START, StateGraph
-from langgraph.types import Command, Send
+from langgraph.types import Command, Send, interrupt
 from scripted_agent import ScriptedCalls
 from typing_extensions import TypedDict
 
+import learngraph
 from learngraph.graphs.wiring.flow import FlowError, rewire, to_mermaid, wire
 
 NAMES = "abcd"
@@ -116,6 +118,139 @@ def test_what_ran_is_a_path_of_the_drawing(seed: int) -> None:
     for step, name in ran:
         before = {one for at, one in ran if at == step - 1}
         assert (name == "a" and step == 1) or any(name in agent.arrows[one] for one in before), agent.flow
+
+
+def joining(flow: str, **nodes: Any) -> Any:
+    """A builder of a drawing in which nodes that are not given write their names."""
+
+    def noting(name: str) -> Any:
+        return lambda state: {"seen": [name]}
+
+    more = {one: nodes.pop(one, None) for one in ("routers", "fan_outs")}
+    names = dict.fromkeys(re.findall(r"\b[a-z]\b", re.sub(r"\|.*?\|", "", flow)))
+    return wire(StateGraph(Walked), f"flowchart LR\n {flow}", {name: nodes.get(name) or noting(name) for name in names}, **more)
+
+
+def again_or_done(state: Walked) -> Literal["again", "done"]:
+    return "again" if len(state["seen"]) < 5 else "done"
+
+
+def pick_b(state: Walked) -> Command[Literal["b", "c"]]:
+    return Command(goto="b", update={"seen": ["a"]})
+
+
+DIAMOND = "START --> a --> b & c\n b & c --> d"
+LOOP = f"{DIAMOND}\n d -->|again| b\n d -->|done| e --> END"
+STARVING: dict[str, tuple[Any, str]] = {
+    "a loop to one member": (joining(LOOP, routers={"d": again_or_done}), "'b & c --> d' waits: 'b' arrived, 'c' did not"),
+    "Sends to one member": (
+        joining("START --> a\n a -.-> b\n a -.-> c\n b & c --> d --> END", fan_outs={"a": lambda state: [Send("b", {})]}),
+        "'b & c --> d' waits: 'b' arrived, 'c' did not",
+    ),
+    "a Command to one member": (
+        joining("START --> a\n a -->|b| b\n a -->|c| c\n b & c & e --> d --> END\n c --> e", a=pick_b),
+        "'b & c & e --> d' waits: 'b' arrived, 'c' and 'e' did not",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STARVING)
+def test_a_run_does_not_end_at_a_join_that_waits(case: str) -> None:
+    builder, says = STARVING[case]
+    says = re.escape(
+        f"the run would end while the join {says}, and no arrow to END was taken. Let what is missing run as well, or draw 'b "
+    )
+    kept, thread = builder.compile(checkpointer=InMemorySaver()), {"configurable": {"thread_id": "t"}}
+    around = wire(StateGraph(Walked), "flowchart LR\n START --> inner --> END", {"inner": builder.compile()}).compile()
+    for run in (
+        lambda: builder.compile().invoke({"seen": []}),
+        lambda: asyncio.run(builder.compile().ainvoke({"seen": []})),
+        lambda: around.invoke({"seen": []}),
+        lambda: kept.invoke({"seen": []}, thread),
+        lambda: kept.invoke(None, thread),  # it stands before the step that was stopped
+        lambda: learngraph.step(builder.compile(checkpointer=InMemorySaver()), {"seen": []}).finish(),
+    ):
+        with pytest.raises(FlowError, match=says):
+            run()
+    assert [one.name for one in kept.get_state(thread).tasks] == ["b"], "a look at the state stops nothing"
+    with pytest.raises(FlowError, match=says):
+        rewire(kept, to_mermaid(kept)).invoke({"seen": []}, {"configurable": {"thread_id": "another"}})
+
+
+def test_a_join_may_wait_where_an_arrow_leads_to_the_end() -> None:
+    """A guard beside the work may end the run, and LangGraph's own graph is run as LangGraph runs it."""
+    answers = iter(["bad", "ok", "bad", "ok"])
+
+    def route(state: Walked) -> Literal["ok", "bad"]:
+        return next(answers)
+
+    flow = "START --> a --> b & c\n b -->|ok| d\n b -->|bad| END\n c & d --> e --> END"
+    graph = joining(flow, routers={"b": route}).compile(checkpointer=InMemorySaver())
+    thread: Any = {"configurable": {"thread_id": "t"}}
+    for seen in ("abc", "abcde"):
+        assert "".join(graph.invoke({"seen": []}, thread)["seen"]).endswith(seen)
+    says_end = (
+        ("START --> a --> b & c\n b -.-> d\n b -.-> END\n c & d --> e --> END", {"fan_outs": {"b": lambda state: []}}),
+        ("START --> a --> b & c\n b -->|d| d\n b -->|END| END\n c & d --> e --> END", {"b": end_here}),
+        ("START --> a --> b & c\n b -->|d| d\n b -->|END| END\n c & d --> e --> END", {"b": lead_nowhere}),
+        ("START --> a --> b & c\n b -->|ok| d\n b -->|bad| f --> END\n c & d --> e --> END", {"routers": {"b": route}}),
+    )
+    for drawn, nodes in says_end:
+        assert "e" not in joining(drawn, **nodes).compile().invoke({"seen": []})["seen"]
+    lent = StateGraph(Walked).add_node("a", pick_b).add_edge(START, "a")
+    for name in "bcd":
+        lent.add_node(name, lambda state: {"seen": ["x"]})
+    native = lent.add_edge(["b", "c"], "d").compile()
+    assert rewire(native, to_mermaid(native)).invoke({"seen": []}) == native.invoke({"seen": []}) == {"seen": ["a", "x"]}
+
+
+def end_here(state: Walked) -> Command[Literal["d", "__end__"]]:
+    return Command(goto=END)
+
+
+def lead_nowhere(state: Walked) -> Command[Literal["d", "__end__"]]:
+    return Command(update={"seen": ["b"]})
+
+
+def test_a_pause_is_no_end_and_what_is_sent_is_still_to_come() -> None:
+    def ask(state: Walked) -> Any:
+        return {"seen": [interrupt("c?")]}
+
+    thread: Any = {"configurable": {"thread_id": "t"}}
+    graph = joining(f"{DIAMOND} --> END", c=ask).compile(checkpointer=InMemorySaver())
+    assert graph.invoke({"seen": []}, thread)["__interrupt__"]
+    assert graph.invoke(Command(resume="c"), thread)["seen"] == [*"abcd"]
+    for when in ("interrupt_before", "interrupt_after"):
+        paused = joining("START --> a --> b & c\n c --> e\n b & e --> d --> END")
+        graph = paused.compile(checkpointer=InMemorySaver(), **{when: ["b", "e"]})
+        graph.invoke({"seen": []}, thread)
+        while graph.get_state(thread).next:
+            graph.invoke(None, thread)
+        assert graph.get_state(thread).values["seen"] == [*"abced"]
+    by_hand = graph.update_state(thread, {"seen": ["b"]}, as_node="b")
+    assert graph.get_state(by_hand).next == (), "who edits the state may let b alone arrive"
+    sent = joining("START --> a --> b & c\n c -.-> e\n b & e --> d --> END", fan_outs={"c": lambda state: [Send("e", {})]})
+    assert sent.compile().invoke({"seen": []})["seen"] == [*"abced"]
+    with pytest.raises(GraphRecursionError):
+        joining(f"{DIAMOND} --> END").compile().invoke({"seen": []}, {"recursion_limit": 2})
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(st.sets(st.sampled_from("bcd"), min_size=1), st.sampled_from(["b & c", "b & d", "c & d", "b & c & d"]), st.booleans())
+def test_a_run_ends_normally_if_no_join_waits(started: set[str], join: str, may_end: bool) -> None:
+    """Sends start some of three nodes, of which some stand in a join."""
+    arrows = "".join(f"\n a -.-> {name}" for name in "bcd") + "".join(f"\n {name} --> f" for name in "bcd" if name not in join)
+    end = "\n a --> g --> END" if may_end else ""
+    flow = f"START --> a{arrows}{end}\n {join} --> e --> f --> END"
+    graph = joining(flow, fan_outs={"a": lambda state: [Send(name, {}) for name in sorted(started)]}).compile()
+    members = {*join.split(" & ")}
+    waits = bool(members & started) and not members <= started
+    if waits and not may_end and not started - members:
+        with pytest.raises(FlowError, match=f"the join '{join} --> e' waits"):
+            graph.invoke({"seen": []})
+    else:
+        assert ("e" in graph.invoke({"seen": []})["seen"]) == (members <= started)
 
 
 def send_all(state: Walked) -> list[Send]:

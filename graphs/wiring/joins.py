@@ -1,0 +1,86 @@
+"""A join that waits for ever is no end of a run: where nothing is left to run and a member of a join has not come, the run is stopped.
+
+LangGraph ends such a run as if all were done. It keeps who has arrived at a join in a channel, and tells each channel of the last
+super-step: the check stands there.
+"""
+
+import sys
+from collections.abc import Collection, MutableMapping, Sequence
+from itertools import chain
+from typing import Any
+
+from langgraph._internal._constants import TASKS
+from langgraph.channels.named_barrier_value import NamedBarrierValue
+from langgraph.graph import END, StateGraph
+from langgraph.graph._node import StateNodeSpec
+from langgraph.pregel._loop import PregelLoop
+
+from .arrows import Wiring
+from .mermaid import FlowError
+
+__all__ = []
+
+
+class JoinChannel(NamedBarrierValue[str]):
+    """A channel that holds the members that have arrived at a join, and END once the run has taken an arrow to END: members may be missing then."""
+
+    def update(self, values: Sequence[str]) -> bool:
+        """Add who arrives; True if that is new."""
+        is_new = END in values and END not in self.seen
+        self.seen = {*self.seen, *([END] if is_new else [])}
+        return super().update([one for one in values if one != END]) or is_new
+
+    def is_available(self) -> bool:
+        """True if all have arrived."""
+        return self.seen >= self.names
+
+    def consume(self) -> bool:
+        """Forget who has arrived, when the join's node runs."""
+        if is_full := self.is_available():
+            self.seen = self.seen - self.names
+        return is_full
+
+    def finish(self) -> bool:
+        """Stop a run that ends while some have arrived and others have not; after an arrow to END the thread's next run starts anew.
+
+        Raises:
+            FlowError: names the join, who arrived and who did not.
+        """
+        applying = sys._getframe(1)  # LangGraph asks this of a state that is looked at or edited by hand, too
+        is_run = applying.f_back is not None and applying.f_back.f_code is PregelLoop.after_tick.__code__
+        if not is_run or not self.seen or applying.f_locals["channels"][TASKS].is_available():  # Sends are still to run
+            return False
+        if END in self.seen:
+            self.seen = set()
+            return True
+        target, came, lacks = self.key.rpartition(":")[2], sorted(self.seen), sorted(self.names - self.seen)
+        arrows = ", ".join(f"'{one} --> {target}'" for one in sorted(self.names))
+        raise FlowError(
+            f"the run would end while the join '{' & '.join(sorted(self.names))} --> {target}' waits: {_listed(came)} arrived, "
+            f"{_listed(lacks)} did not, and no arrow to END was taken. Let what is missing run as well, or draw {arrows} on lines "
+            f"of their own, where each alone starts '{target}'"
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(f"'{one}'" for one in names)
+
+
+def joins_to_watch(builder: StateGraph[Any, Any, Any, Any], wiring: Wiring) -> list[str]:
+    """The names of the channels of a builder's joins, as LangGraph gives them.
+
+    There are none where a node or router is a compiled graph's, which may lead nowhere, as LangGraph has it, or where a node is deferred:
+    it runs when nothing else is left, and may arrive at a join.
+    """
+    lent = any(isinstance(node, StateNodeSpec) and getattr(node.runnable, "is_lent", True) for node in wiring.nodes.values())
+    branches = [*chain(*wiring.routers.values()), *wiring.fan_outs.values()]
+    if lent or any(getattr(one, "may_stop", False) for one in branches) or any(one.defer for one in builder.nodes.values()):
+        return []
+    return [f"join:{'+'.join(starts)}:{target}" for starts, target in builder.waiting_edges if target != END]
+
+
+def watch_joins(channels: MutableMapping[str, Any], joins: Collection[str]) -> None:
+    """Put a `JoinChannel` in place of LangGraph's channel of each join."""
+    for name in joins:
+        channel = channels[name] = JoinChannel(str, channels[name].names)
+        channel.key = name
