@@ -47,7 +47,7 @@ __all__ = ["RateLimitExceeded", "Tenant", "TenantLimits", "Tenants", "read_tenan
 
 LOG = logging.getLogger("learngraph.chat_server")
 FAILED_LOGINS = 30
-"""Unknown keys that an address may send in a minute. Then it is refused, but for keys that have been right since the start."""
+"""Different unknown keys that an address may send in a minute. Then more of them are refused; a tenant's key never is."""
 MAX_ADDRESSES = 10_000
 """Most addresses whose failed log-ins are remembered."""
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
@@ -99,21 +99,20 @@ class Tenants:
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._streams = Counter[str]()  # by tenant
-        self._failed: OrderedDict[str, tuple[float, int]] = OrderedDict()
-        """Address -> the time of its first unknown key, and how many it sent in the minute from then on."""
-        self._proven: set[bytes] = set()
+        self._failed: OrderedDict[str, tuple[float, set[bytes]]] = OrderedDict()
+        """Address -> the time of its first unknown key, and the digests of those that it sent in the minute from then on."""
 
     def replace_keys(self, other: Tenants) -> None:
         """Take another's keys and limits, and keep the counts. A key that is gone is unknown from the next request on."""
         with self._lock:
-            self._secret, self._keys, self._proven = other._secret, other._keys, set()
+            self._secret, self._keys = other._secret, other._keys
 
     def _digest(self, plain: bytes) -> bytes:
         return hmac.digest(self._secret, plain, "sha256")
 
     def log_in(self, key: str | None, address: str = "") -> Tenant | None:
-        """The tenant with this key; None: there is none. Unknown keys count against the address, which may be shared: a key that
-        has been right before is never refused.
+        """The tenant with this key; None: there is none. Different unknown keys count against the address, as a guesser sends them.
+        The address may be shared: a tenant's key is never refused, and an app that repeats a stale one counts once.
 
         Args:
             key: None: the client sent none.
@@ -124,22 +123,21 @@ class Tenants:
         """
         if key is None:
             return None
-        digest = self._digest(hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest())
+        plain = hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
         with self._lock:
-            since, count = self._failed.get(address, (-math.inf, 0))
+            if (tenant := self._keys.get(digest := self._digest(plain))) is not None:
+                return tenant
+            since, sent = self._failed.get(address, (-math.inf, set()))
             if (wait := since + 60 - self._monotonic()) <= 0:
-                since, count = self._monotonic(), 0
-            if count >= FAILED_LOGINS and digest not in self._proven:
+                since, sent = self._monotonic(), set()
+            if len(sent | {digest}) > FAILED_LOGINS:
                 raise RateLimitExceeded(f"too many unknown keys from this address; try again in {math.ceil(wait)} s", wait)
-            tenant = self._keys.get(digest)
-            if tenant is None:
-                self._failed[address] = since, count + 1
-                self._failed.move_to_end(address)
-                if len(self._failed) > MAX_ADDRESSES:
-                    self._failed.popitem(last=False)
-            elif len(self._proven) < len(self._keys):
-                self._proven.add(digest)
-        return tenant
+            sent.add(digest)
+            self._failed[address] = since, sent
+            self._failed.move_to_end(address)
+            if len(self._failed) > MAX_ADDRESSES:
+                self._failed.popitem(last=False)
+        return None
 
     @property
     def names(self) -> tuple[str, ...]:

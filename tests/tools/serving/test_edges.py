@@ -194,17 +194,28 @@ class Clock:
 def test_failed_log_ins_count_by_address_and_are_forgotten_in_a_minute() -> None:
     clock = Clock()
     who = Tenants({"good": Tenant("acme")}, clock)
-    for _ in range(FAILED_LOGINS):
-        assert who.log_in("bad", "10.0.0.1") is None
+    for i in range(FAILED_LOGINS):
+        assert who.log_in(f"bad {i}", "10.0.0.1") is None
     with pytest.raises(RateLimitExceeded, match="too many unknown keys"):
-        who.log_in("good", "10.0.0.1")  # not even the right one: it might be a guess
-    assert who.log_in("good", "10.0.0.2") == Tenant("acme")
-    assert who.log_in("good", "10.0.0.1") == Tenant("acme")  # known as right by now
+        who.log_in("bad", "10.0.0.1")
+    assert who.log_in("bad", "10.0.0.2") is None
+    assert who.log_in("good", "10.0.0.1") == Tenant("acme")  # others share the address: a right key is never refused
     clock.now += 60
     assert who.log_in("bad", "10.0.0.1") is None
     for i in range(tenants.MAX_ADDRESSES + 10):
         who.log_in("bad", str(i))
     assert len(who._failed) == tenants.MAX_ADDRESSES
+
+
+def test_an_app_with_a_stale_key_counts_once() -> None:
+    who = Tenants({"good": Tenant("acme")}, Clock())
+    for _ in range(2 * FAILED_LOGINS):
+        assert who.log_in("stale", "10.0.0.1") is None
+    assert who.log_in("another", "10.0.0.1") is None
+    for i in range(FAILED_LOGINS - 2):
+        assert who.log_in(f"guess {i}", "10.0.0.1") is None
+    with pytest.raises(RateLimitExceeded, match="too many unknown keys"):
+        who.log_in("one more", "10.0.0.1")
 
 
 @pytest.mark.parametrize(
