@@ -7,13 +7,15 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import browser
 import pytest
 from forks import run_python
 from langchain.agents import create_agent
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import interrupt
 from studio_runs import play_run, write_long_run, write_settings, write_steps
 from waiting import PATIENCE, let_others_run
 
@@ -884,3 +886,57 @@ async def test_keys_stay_in_the_widget_and_it_follows_python(tmp_path: Path) -> 
         await answer_until("document.querySelector('dialog[open]')?.textContent.includes('step over')")
         assert shown.walks["what-if 1"].step().next == ("augment",)
         assert walk.next == ("propose",)
+
+
+REVIEW = {
+    "action_requests": [{"name": "pay", "args": {}}],
+    "review_configs": [{"action_name": "pay", "allowed_decisions": ["approve"]}],
+}
+APPROVED = {"decisions": [{"type": "approve", "message": "", "edited_action": {"name": "pay", "args": {}}}]}
+
+
+@pytest.mark.parametrize(("question", "answer"), [("really?", "yes"), (REVIEW, APPROVED)])
+async def test_the_widget_takes_the_focus_for_a_question_only_where_the_user_works_in_it(
+    tmp_path: Path, question: Any, answer: Any
+) -> None:
+    """Or the key that a user presses next in a cell of the notebook would answer, with nothing."""
+    builder = (
+        StateGraph(MessagesState)
+        .add_node("plan", lambda state: {})
+        .add_node("ask", lambda state: given.append(interrupt(question)))
+    )
+    builder.add_edge(START, "plan").add_edge("plan", "ask")
+    given, begin = list[Any](), cast(Any, {"messages": []})
+    walk = learngraph.step(builder.compile(checkpointer=InMemorySaver()), begin)
+    cell, form = "document.activeElement.id === 'cell'", "document.querySelector('form.ask select, form.ask textarea')"
+    async with widget_page(studio_view(walk), tmp_path / "profile") as (opened, answer_until):
+        await answer_until(f"{LIT} === 'plan'")
+        await opened.run("document.body.insertAdjacentHTML('beforeend', '<textarea id=cell></textarea>'); cell.focus()")
+        walk.finish()
+        await answer_until(f"{form}?.closest('[hidden]') === null")
+        await opened.run("new Promise(requestAnimationFrame)")
+        assert await opened.run(cell)
+        walk.back()
+        await answer_until(f"{form} === null && {LIT} === 'plan'")
+        await opened.run(
+            "[...document.querySelectorAll('.toolbar button')].find((one) => /^Finish/.test(one.textContent)).focus()"
+        )
+        await press(opened, "Enter")
+        await opened.run("cell.focus()")  # the user goes on in the notebook meanwhile
+        await answer_until(f"{form}?.closest('[hidden]') === null")
+        await opened.run("new Promise(requestAnimationFrame)")
+        assert await opened.run(cell)
+        await opened.run(
+            "[...document.querySelectorAll('.toolbar button')].find((one) => /^Back/.test(one.textContent)).focus()"
+        )
+        await press(opened, "Enter")
+        await answer_until(f"{form} === null && document.activeElement === document.querySelector('section.run')")
+        await press(opened, "e")
+        await answer_until(f"{form} !== null && document.activeElement === {form}")
+        await press(opened, "Enter")
+        assert await opened.run("model.asked.every((one) => one.name !== 'act')")
+        if question != REVIEW:
+            await opened.ask("Input.insertText", text="yes")
+        await press(opened, "Enter", ctrl=True)
+        await answer_until(f"{form} === null")
+        assert given == [answer]

@@ -52,7 +52,7 @@ function Field({ id, name, schema, root, value, set, needed = "" }) {
   const field = is.enum ? html`<select id=${id} value=${value} onChange=${(event) => set(choices[event.currentTarget.selectedIndex])}>${choices.map((one) => html`<option selected=${one === value}>${one === undefined ? "not set" : String(one)}</option>`)}</select>`
     : is.type === "boolean" ? html`<input id=${id} type="checkbox" checked=${value} onChange=${(event) => set(event.currentTarget.checked)}/>`
     : is.type === "number" || is.type === "integer" ? html`<${NumberInput} id=${id} step=${is.type === "integer" ? 1 : "any"} value=${value} set=${set} needed=${needed}/>`
-    : is.type === "string" && typeof (value ?? "") === "string" ? html`<textarea id=${id} required=${needed !== ""} rows=${Math.min(10, Math.ceil((value ?? "").length / 60) || 1)} value=${value ?? ""} onInput=${(event) => set(event.currentTarget.value)}></textarea>`
+    : is.type === "string" && typeof (value ?? "") === "string" ? html`<textarea id=${id} ref=${(box) => box?.setCustomValidity(box.value.trim() ? "" : needed)} rows=${Math.min(10, Math.ceil((value ?? "").length / 60) || 1)} value=${value ?? ""} onInput=${(event) => set(event.currentTarget.value)}></textarea>`
     : html`<${Json} id=${id} value=${value} set=${set}/>`;
   return html`<div class="field">${label && html`<label for=${id}>${label}</label>`}${about}${field}</div>`;
 }
@@ -62,8 +62,9 @@ let forms = 0;
 /** `submit(value)`, by the button, Enter in a field of one line, or Ctrl+Enter; Escape and Cancel call `close`. */
 export function Form({ form, title, button = "Write", submit, close = null, about = null, takesFocus = true }) {
   const [value, setValue] = useState(form.value), [id] = useState(() => `form${(forms += 1)}`), box = useRef(null);
-  useEffect(() => {  // but not while another form has the focus
-    if (takesFocus && !box.current.getRootNode().activeElement?.closest("form.ask")) box.current.querySelector("textarea, input, select")?.focus({ preventScroll: true });
+  useEffect(() => {  // but not while another form has the focus; nor in a notebook, where the next key is meant for a cell, unless the user works in the view
+    const active = box.current.getRootNode().activeElement, cell = box.current.closest("section.run[tabindex]");
+    if (takesFocus && !active?.closest("form.ask") && (!cell || cell.contains(active))) box.current.querySelector("textarea, input, select")?.focus({ preventScroll: true });
   }, []);
   const press = (event) => {
     if (event.key === "Escape" && close) close();
@@ -71,6 +72,6 @@ export function Form({ form, title, button = "Write", submit, close = null, abou
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey || isLine)) { event.preventDefault(); box.current.requestSubmit(); }
   };
   return html`<form class=${form.title ? "ask settings" : "ask"} ref=${box} onSubmit=${(event) => { event.preventDefault(); submit(value); }} onKeyDown=${press}>
-    ${title && html`<p><b>${title}</b></p>`}${about}<${Field} id=${id} schema=${form.schema} root=${form.schema} value=${value} set=${setValue}/>
+    ${title && html`<p><b>${title}</b></p>`}${about}<${Field} id=${id} schema=${form.schema} root=${form.schema} value=${value} set=${setValue} needed=${form.needed}/>
     <div class="toolbar"><button class="main">${button}</button>${close && html`<button type="button" onClick=${close}>Cancel</button>`}<span class="soft">Enter, or Ctrl+Enter in a longer field; Shift+Enter breaks the line</span></div></form>`;
 }

@@ -84,7 +84,7 @@ function ForkTree({ overview, branch, at, choose }) {
       ${one.name}<span class="soft"> ${one.note}</span></button></li>`)}</ul></div>`;
 }
 
-const WORDS = { schema: { type: "string", description: "JSON, or words" }, value: "" };
+const WORDS = { schema: { type: "string", description: "JSON, or words" }, value: "", needed: 'Type an answer; "" answers with nothing.' };
 
 /** A form a question, so that one is answered while the others stay as they are (their ids change with an answer that is changed); an answer may be changed as long as others are open. */
 function Questions({ questions, answered, act }) {
@@ -193,7 +193,8 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
     }
     setBusy(false);
     // A button that is disabled meanwhile loses the focus, and with it its keys would go to the notebook, where `d d` deletes the cell.
-    if (shortcuts === "inside") root.current?.focus({ preventScroll: true });
+    // But where the user is in another cell by now, the focus stays there.
+    if (shortcuts === "inside" && (document.activeElement === document.body || root.current?.contains(root.current.getRootNode().activeElement))) root.current?.focus({ preventScroll: true });
     return isDone;
   }, [view]);
 
