@@ -3,15 +3,18 @@
 import asyncio
 import re
 import types
+from copy import deepcopy
 from dataclasses import dataclass
 from operator import add
 from typing import Annotated, Any, Literal, cast
 
 import pytest
+from langchain.agents import create_agent
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command, Send
+from scripted_agent import ScriptedCalls
 from typing_extensions import TypedDict
 
 import learngraph
@@ -192,6 +195,38 @@ def test_a_wrong_move_is_a_sentence(move: str) -> None:
     found = check(f"flowchart LR\n {flow}", nodes, builder=builder())
     assert len(found) == 1
     assert found[0].sentence in str(caught.value)
+
+
+class Inner(Asked):
+    answer: str
+    draf: str
+    verdict: str
+
+
+@pytest.mark.parametrize("given", [StateGraph(Drafted), builder()], ids=["one state", "two schemas"])
+def test_what_a_subgraph_writes_beside_the_state_is_its_own(given: Any) -> None:
+    """LangGraph leaves a subgraph's further channels out: `structured_response` of each `create_agent`, or one much like ours."""
+
+    def judge(state: Inner) -> Inner:
+        return {"question": "", "answer": "yes", "draf": "", "verdict": "right"}
+
+    flow = "flowchart LR\n START --> inner --> END"
+    inner = StateGraph(Inner).add_node("judge", judge).add_edge(START, "judge").compile()
+    drawn = wire(StateGraph(Inner), flow.replace("inner", "judge"), {"judge": judge}).compile()
+    for node in (inner, drawn):
+        assert check(flow, {"inner": node}, builder=deepcopy(given)) == []
+        graph = wire(deepcopy(given), flow, {"inner": node}).compile()
+        assert rewire(graph, to_mermaid(graph)).invoke({"question": "?"})["answer"] == "yes"
+    agent = create_agent(ScriptedCalls(calls=[]), [])
+    graph = StateGraph(MessagesState).add_node("helper", agent).add_edge(START, "helper").compile()
+    assert rewire(graph, to_mermaid(graph)).invoke({"messages": "hi"})["messages"][-1].type == "ai"
+
+
+def test_a_subgraph_that_shares_no_channel_with_the_state_writes_for_nobody() -> None:
+    inner = StateGraph(Misspelt).add_node("misspell", misspell).add_edge(START, "misspell").compile()
+    says = "line 2: 'inner' writes `answr`, which is no channel of the state; did you mean answer?"
+    with pytest.raises(FlowError, match=re.escape(says)):
+        wire(builder(), "flowchart LR\n START --> inner --> END", {"inner": inner})
 
 
 def both(state: Asked) -> Any:
