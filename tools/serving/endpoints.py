@@ -218,10 +218,10 @@ class ChatApi:
         row = await self.backend.experience(request.state.tenant.name, id)
         return json_response(_require_row(row, f"no experience {id[:100]!r}", "response_not_found"))
 
-    async def forget(self, request: Request, id: str) -> Response:
+    async def forget(self, request: Request, id: str, withdraw: Annotated[bool, Query()] = False) -> Response:
         tenant = request.state.tenant.name
         _require_row(await self.backend.experience(tenant, id), f"no experience {id[:100]!r}", "response_not_found")
-        return json_response(await self.backend.forget(tenant, [id]))
+        return json_response(await self.backend.forget(tenant, [id], withdraw))
 
     async def release(self, request: Request, id: str) -> Response:
         tenant = request.state.tenant.name

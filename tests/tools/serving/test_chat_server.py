@@ -564,7 +564,8 @@ def test_experiences_are_listed_page_by_page_and_deleted() -> None:
         assert client.get("/v1/experiences?user=mary").json()["data"] == []
         assert client.get(f"/v1/experiences/{ids[0]}").json()["reply"] == "you said hi there (None)"
         assert client.post(f"/v1/experiences/{ids[0]}/release").json() == {"released": ids[0]}
-        assert client.delete(f"/v1/experiences/{ids[0]}").json()["deleted"] == 1
+        told = client.delete(f"/v1/experiences/{ids[0]}?withdraw=true").json()
+        assert (told["deleted"], told["withdrawn"]) == (1, ["x"])
         assert client.delete(f"/v1/experiences/{ids[0]}").status_code == 404
         assert client.delete("/v1/experiences?confirm=all").json()["deleted"] == 4
         assert client.get("/v1/experiences").json()["data"] == []
