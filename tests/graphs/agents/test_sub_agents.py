@@ -8,10 +8,12 @@ from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.tools import StructuredTool
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, StateGraph
+from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.store.memory import InMemoryStore
 from scripted_chat import SayingChat
 
-from learngraph.graphs.agents.learner import rate_agents
+from learngraph.graphs.agents.learner import LearningState, rate_agents
 from learngraph.graphs.agents.synapse import SynapseMiddleware
 from learngraph.memory.errors import UserError
 
@@ -119,6 +121,24 @@ def test_a_sub_agent_works_for_the_tenant_of_its_supervisors_thread(scope: Any, 
     assert len(billing.conversation("t", tenant="acme").turns) == 2
     graph.invoke({"messages": "June"}, {"configurable": {"thread_id": "t", "tenant": "globex"}})
     assert len(billing.conversation("t", tenant="globex").turns) == 1, "a tenant that is named holds"
+
+
+def test_a_sub_agent_works_for_the_tenant_of_a_graph_of_ones_own() -> None:
+    supervisor, billing = [SynapseMiddleware(InMemoryStore(), name=name) for name in ("supervisor", "billing")]
+    biller = create_agent(Biller(), [], middleware=[billing])
+
+    def ask_billing(what: str) -> str:
+        """Ask billing."""
+        return str(biller.invoke({"messages": what})["messages"][-1].text)
+
+    tools = ToolNode([ask_billing], wrap_tool_call=supervisor.wrap_tool_call)
+    builder = StateGraph(LearningState).add_node("model", supervisor.node(Supervisor(), [ask_billing])).add_node(tools)
+    builder.add_edge(START, "model").add_conditional_edges("model", tools_condition).add_edge("tools", "model")
+    graph = builder.compile(checkpointer=InMemorySaver())
+    graph.invoke({"messages": "May"}, {"configurable": {"thread_id": "t", "tenant": "acme"}})
+    graph.invoke(None, next(one for one in graph.get_state_history(THREAD) if one.next == ("tools",)).config)
+    assert supervisor.scopes() == billing.scopes() == [{"tenant": "acme"}]
+    assert len(billing.conversation("t", tenant="acme").turns) == 2
 
 
 def test_a_sub_agent_that_is_given_a_tenant_works_for_that_one() -> None:
