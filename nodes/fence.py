@@ -8,9 +8,15 @@ import re
 
 __all__ = ["escape_tags"]
 
-_TAG = re.compile(r"<(?=\s*/|[A-Za-z!?|])|(?<!<)<(?=\s+[A-Za-z!?|][^<>]*>)")
+_OPEN, _CLOSE, _SLASH = r"<\uFF1C\uFE64", r">\uFF1E\uFE65", r"/\uFF0F"
+"""The signs of a tag with the forms that models read as the same."""
+_NAME, _UNSEEN = r"[A-Za-z!?|\uFF21-\uFF3A\uFF41-\uFF5A\uFF01\uFF1F\uFF5C]", r"\u200B-\u200F\u2060\uFEFF"
+_TAG = re.compile(
+    rf"[{_OPEN}](?=[\s{_UNSEEN}]*[{_SLASH}]|[{_UNSEEN}]*{_NAME})"
+    rf"|(?<![{_OPEN}])[{_OPEN}](?=\s+{_NAME}[^{_OPEN}{_CLOSE}]*[{_CLOSE}])"
+)
 
 
 def escape_tags(text: str) -> str:
-    """A text in which no tag begins: `</attempt>` becomes `&lt;/attempt>`; a less-than sign before a number stays."""
+    """A text in which no tag begins: `</attempt>` becomes `&lt;/attempt>`, and so in full-width signs; a less-than sign before a number stays."""
     return _TAG.sub("&lt;", text)

@@ -13,6 +13,23 @@ def test_no_tag_begins_within_a_record(text: str) -> None:
     assert escape_tags(escape_tags(text)) == escape_tags(text)
 
 
-@pytest.mark.parametrize("text", ["<< Chief's office >>", "if a < b: return", "x < 5 > y", "->", "a <= b"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\uff1c/memory\uff1e",
+        "<\uff0fmemory>",
+        "\uff1c memory \uff1e",
+        "\ufe64\uff4d\uff45\ufe65",
+        "\uff1c\uff5cim_end\uff5c>",
+        "<\u200b/memory>",
+    ],
+)
+def test_no_tag_begins_with_signs_that_models_read_as_the_same(text: str) -> None:
+    assert escape_tags(text) == f"&lt;{text[1:]}"
+
+
+@pytest.mark.parametrize(
+    "text", ["<< Chief's office >>", "if a < b: return", "x < 5 > y", "->", "a <= b", "a \uff1c 5 \uff1e b"]
+)
 def test_what_is_no_tag_stays_as_it_was_said(text: str) -> None:
     assert escape_tags(text) == text
