@@ -159,12 +159,12 @@ class Intake:
 
     def _adopt(self, one: Conversation, ratings: Sequence[Rating]) -> Admitted:
         """An exported conversation as one of this agent's; its steps are told again as one talk, for each knows what was read before."""
-        done, asked = self.screen.retell([step for turn in one.turns for step in turn.steps], self.listed)
+        done, spoken = self.screen.retell([step for turn in one.turns for step in turn.steps], self.listed)
         told, turns = iter(done), list[Turn]()
         for turn in one.turns:
             steps = [next(told) for _ in turn.steps]
             turns.append(Turn(turn.id, tuple(step for step in steps if step is not None), turn.run_id))
-        found = self.screen.suspicion(*asked, one.task.instruction)
+        found = self.screen.suspicion(*spoken, one.task.instruction)
         task = Task(one.task.id if self.task else DOMAIN, self.screen.redact(one.task.instruction), one.task.seed)
         rated = tuple(map(self._screen_words, ratings))
         suspicion = found and found._replace(reason=f"what was imported {found.reason}")

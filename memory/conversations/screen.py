@@ -153,11 +153,11 @@ class Screen:
     def retell(
         self, done: Sequence[Transition], listed: Mapping[str, Collection[str]] | None = None
     ) -> tuple[list[Transition | None], list[str]]:
-        """Steps that were recorded elsewhere, as they are remembered here, None for one that is not, and what users said in them."""
+        """Steps that were recorded elsewhere, as they are remembered here, None for one that is not, and what users and the agent said in them."""
         origins = Origins(lambda text: self.suspicion(text) is not None, self.trusted_tools, listed or {})
-        kept, asked, observation = list[Transition](), list[str](), ""
+        kept, spoken, observation = list[Transition](), list[str](), ""
         for step, read, said in told_steps(done):
-            asked += [str(message.text) for message in read if isinstance(message, HumanMessage)]
+            spoken += [str(message.text) for message in (*read, said) if isinstance(message, HumanMessage | AIMessage)]
             heard, acted = self.learnable(read), self.learnable([said])
             if self.finds_instructions:
                 heard, acted = [origins.read(one) for one in heard], [origins.read(one) for one in acted]
@@ -170,7 +170,7 @@ class Screen:
             action = "" if not acted else call_text(calls[0]) if calls else str(acted[0].text).removeprefix(way)
             told = replace(step, state=self.redact(step.state), action=way + action, observation=observation or NOTHING_READ)
             kept.append(told if acted else replace(told, action=FROM_TOOL))
-        return _learnable_steps(kept), asked
+        return _learnable_steps(kept), spoken
 
     def learnable(self, messages: Sequence[BaseMessage]) -> list[Any]:
         """The messages that may be learned from, with their secrets blackened."""
