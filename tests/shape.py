@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 86_025, "tests": 71_889}
+LINES: Mapping[str, int] = {"source": 86_031, "tests": 71_925}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -33,7 +33,7 @@ ROOMS: Mapping[str, int] = {
     "memory/returns": 1_048,
     "memory/search": 1_503,
     "memory/storage": 3_011,
-    "nodes": 2_868,
+    "nodes": 2_874,
     "nodes/act": 1_916,
     "nodes/evaluate": 861,
     "nodes/extract": 2_033,
