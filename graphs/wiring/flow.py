@@ -242,11 +242,11 @@ class DrawnGraph(Graph):
     """
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Iterator[Any]:
-        with explaining(self, input):
+        with explaining(self, input, config):
             yield from super().stream(input, _without_default_limit(config), **options)
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> AsyncIterator[Any]:
-        with explaining(self, input):
+        with explaining(self, input, config):
             stream = cast(AsyncGenerator[Any, None], super().astream(input, _without_default_limit(config), **options))
             async with aclosing(stream) as inputs:
                 async for part in inputs:

@@ -10,7 +10,7 @@ from traceback import walk_tb
 from typing import Any
 
 from langchain_core.runnables import ensure_config
-from langgraph._internal._constants import NS_SEP
+from langgraph._internal._constants import CONFIG_KEY_READ, NS_SEP
 from langgraph._internal._fields import get_cached_annotated_keys
 from langgraph._internal._runnable import RunnableCallable
 from langgraph.errors import InvalidUpdateError
@@ -101,9 +101,10 @@ class ReadingNode(RunnableCallable):
 
 
 @contextmanager
-def explaining(graph: Any, given: Any) -> Iterator[None]:
+def explaining(graph: Any, given: Any, config: Any) -> Iterator[None]:
     """A context in which a graph runs on an input: what is wrong with the input, or with what nodes side by side wrote, is a sentence."""
-    check_names(graph, given)
+    if CONFIG_KEY_READ not in (config or {}).get("configurable", {}):  # as a node it is given all that the graph around has
+        check_names(graph, given)
     try:
         yield
     except (InputError, KeyError, AttributeError, TypeError) as error:

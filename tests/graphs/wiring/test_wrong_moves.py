@@ -203,8 +203,10 @@ class Inner(Asked):
     verdict: str
 
 
-@pytest.mark.parametrize("given", [StateGraph(Drafted), builder()], ids=["one state", "two schemas"])
-def test_what_a_subgraph_writes_beside_the_state_is_its_own(given: Any) -> None:
+@pytest.mark.parametrize(
+    ("given", "more"), [(StateGraph(Drafted), {"draft": "d"}), (builder(), {})], ids=["one state", "two schemas"]
+)
+def test_what_a_subgraph_writes_beside_the_state_is_its_own(given: Any, more: dict[str, str]) -> None:
     """LangGraph leaves a subgraph's further channels out: `structured_response` of each `create_agent`, or one much like ours."""
 
     def judge(state: Inner) -> Inner:
@@ -216,7 +218,9 @@ def test_what_a_subgraph_writes_beside_the_state_is_its_own(given: Any) -> None:
     for node in (inner, drawn):
         assert check(flow, {"inner": node}, builder=deepcopy(given)) == []
         graph = wire(deepcopy(given), flow, {"inner": node}).compile()
-        assert rewire(graph, to_mermaid(graph)).invoke({"question": "?"})["answer"] == "yes"
+        assert rewire(graph, to_mermaid(graph)).invoke({"question": "?", **more})["answer"] == "yes"
+    with pytest.raises(InputError, match="`draft` is no channel of the input; did you mean draf"):
+        drawn.invoke({"question": "?", "draft": ""})
     agent = create_agent(ScriptedCalls(calls=[]), [])
     graph = StateGraph(MessagesState).add_node("helper", agent).add_edge(START, "helper").compile()
     assert rewire(graph, to_mermaid(graph)).invoke({"messages": "hi"})["messages"][-1].type == "ai"
