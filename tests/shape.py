@@ -13,11 +13,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 86_032, "tests": 71_929}
+LINES: Mapping[str, int] = {"source": 86_081, "tests": 71_991}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
-    "graphs/agents": 7_945,
+    "graphs/agents": 7_994,
     "graphs/baselines": 1_668,
     "graphs/cli": 2_942,
     "graphs/experiments": 7_677,

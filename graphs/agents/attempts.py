@@ -6,8 +6,10 @@ from itertools import islice
 from math import inf
 
 from ...memory.attempts.buffer import Buffer
+from ...memory.attempts.trajectories import is_rewarded
 from ...memory.records import Trajectory
 from ...memory.search.similarity import JaccardIndex, words
+from .rated_acts import RatedActs
 
 __all__ = ["ConversationAttempts"]
 
@@ -25,7 +27,7 @@ class ConversationAttempts:
     """
 
     def __init__(self, *, by_request: bool = False) -> None:
-        self.by_request = by_request
+        self.by_request, self.acts = by_request, RatedActs()
         self._tasks: dict[str, dict[str, Trajectory]] = {}
         self._requests: dict[str, tuple[JaccardIndex, list[str]]] = {}
 
@@ -38,6 +40,7 @@ class ConversationAttempts:
         before = known.get(trajectory.id)
         number = before.episode if before else 1 + max((one.episode for one in self._newest(known, 1)), default=-1)
         known[trajectory.id] = replace(trajectory, run="", episode=number)
+        self.acts.add(trajectory, is_rewarded(trajectory))
         if self.by_request and before is None:
             index, ids = self._requests.setdefault(trajectory.task.id, (JaccardIndex(), []))
             index.add(words(trajectory.task.instruction))
@@ -54,6 +57,7 @@ class ConversationAttempts:
     def remove(self, trajectory: Trajectory) -> None:
         """Take a conversation out; one that is not there is no error."""
         self._tasks.get(trajectory.task.id, {}).pop(trajectory.id, None)
+        self.acts.add(trajectory, None)
 
     def buffer(
         self, task: str, without_thread: str, hidden: Collection[str] = (), only: Collection[str] | None = None
@@ -76,6 +80,7 @@ class ConversationAttempts:
     def best_alike(self, task: str, request: str, without_thread: str) -> list[str]:
         """Ids of the attempts at a task that begin most like this, the best first; behind them the newest without a word in common.
 
+        Those whose act has been rated otherwise of late are left out.
         As good as alike to a tenth counts as equal: of equals the one with the greater reward comes first, then the newer.
         """
         known, (index, ids) = self._tasks.get(task, {}), self._requests.get(task, (JaccardIndex(), []))
@@ -86,7 +91,8 @@ class ConversationAttempts:
             value = known[id].value
             return round(alike[id], 1), -inf if value is None else value, known[id].episode
 
-        found = [id for id in alike if id in known and id.rpartition("/")[0] != without_thread]
+        kept = [id for id in alike if id in known and not self.acts.is_outdated(id)]
+        found = [id for id in kept if id.rpartition("/")[0] != without_thread]
         return sorted(found, key=rank, reverse=True)
 
     @staticmethod

@@ -33,11 +33,25 @@ from .agent_identity import DOMAIN
 from .consultation import Consultation, Place, nearest_words
 from .episodes import ChatInputs, episode_channels, state_alone
 from .learner import LearnerOptions, LearningMiddleware
+from .rated_acts import WHY_OUTDATED, RatedActs
 
 __all__ = ["SynapseMiddleware"]
 
+MOST_ALIKE = 64
+"""Conversations most like this one, of which the best that are not outdated are shown."""
 
-class SynapseMiddleware(LearningMiddleware[Trajectories]):
+
+class _RatedTrajectories(Trajectories):
+    """Trajectories that also know how their acts were rated of late."""
+
+    acts: RatedActs
+
+    def add(self, trajectory: Trajectory) -> None:
+        super().add(trajectory)
+        self.acts.add(trajectory, self._success(trajectory))
+
+
+class SynapseMiddleware(LearningMiddleware[_RatedTrajectories]):
     """Writes successful conversations like the present one into the prompt of the agent's model.
 
     Args:
@@ -72,28 +86,33 @@ class SynapseMiddleware(LearningMiddleware[Trajectories]):
         self.min_similarity, self.similarity = min_similarity, similarity
         self._section = Prompt.load("synapse/chat_exemplars", prompts)
 
-    def make_index(self) -> Trajectories:
+    def make_index(self) -> _RatedTrajectories:
         """A memory of rated conversations, found by their first state."""
         threshold = self.settings.success_threshold
         success = is_rewarded if threshold is None else reaches_return(threshold)
-        return Trajectories(key=state_alone, similarity=self.similarity, success=success, first_only=True)
+        made = _RatedTrajectories(key=state_alone, similarity=self.similarity, success=success, first_only=True)
+        made.acts = RatedActs()
+        return made
 
     def adapt(self, trajectory: Trajectory) -> Trajectory | None:
         """A conversation as others may repeat it: without what a person rejected."""
         return without_rejected(trajectory)
 
-    def consult(self, request: ModelRequest[Any], place: Place, memory: Trajectories) -> Consultation:
+    def consult(self, request: ModelRequest[Any], place: Place, memory: _RatedTrajectories) -> Consultation:
         """Ask the model with the turn's exemplars, which its first call has recalled."""
         parts = ChatInputs.of(request.model, DOMAIN)
         found = self._exemplars_of_turn(request.state, place, memory)
         if found is None:
             state = episode_channels(request.messages[: last_user_message(request.messages) + 1], place, self.state_key)
-            k, kind, least = self.reach(self.settings.k), self.settings.outcomes, self.min_similarity
+            k, kind, least = self.reach(self.settings.k) + MOST_ALIKE, self.settings.outcomes, self.min_similarity
             recollect = Recollect(memory, parts.environment, parts.journal, k=k, kind=kind, min_similarity=least)
             found = dict(recollect(state))  # type: ignore[arg-type]
             if found["precedents"]:
                 found["nearest_similarity"] = None  # it was alike enough, whether it is shown or not
-            found["precedents"] = self.share_out(place, found["precedents"], lambda one: one.trajectory, self.settings.k)
+            found["outdated"] = [id for one in found["precedents"] if memory.acts.is_outdated(id := one.trajectory)]
+            kept = [one for one in found["precedents"] if one.trajectory not in found["outdated"]]
+            kept = kept[: self.reach(self.settings.k)]
+            found["precedents"] = self.share_out(place, kept, lambda one: one.trajectory, self.settings.k)
 
         def text(precedents: Sequence[Precedent]) -> str:
             shown = self._text(precedents, place, parts, memory)
@@ -131,6 +150,8 @@ def _entry(found: Mapping[str, Any], tokens: int) -> dict[str, Any]:
         "tokens": tokens,
         "said": [f"exemplar {one.trajectory}, similarity {one.similarity:.2f}" for one in precedents],
     }
+    if outdated := found.get("outdated"):
+        entry["said"].append(f"{outdated[0]} and its like ({len(outdated)}) left out, since {WHY_OUTDATED}")
     if not precedents and nearest is not None:
         entry["nearest"] = round(nearest, 4)
         entry["said"] = [nearest_words(nearest)]

@@ -425,3 +425,30 @@ def test_what_speaks_for_a_lesson_is_counted_once_for_each_user() -> None:
     assert not Evidence(0, 0).is_outnumbered, "a lesson about words, which no act rates, is shown"
     assert [Evidence(1, n).is_outnumbered for n in (6, 7)] == [False, True]
     assert [Evidence(2, n).is_outnumbered for n in (8, 9)] == [False, True]
+
+
+def test_an_attempt_is_outdated_once_the_last_ratings_of_its_act_by_different_users_are_against_it() -> None:
+    acts = RatedActs()
+
+    def rate(id: str, success: bool | None, user: str = "", action: str = "resolve(how='refund')") -> None:
+        step = Transition(state=f"parcel A{id} is late", action=action, observation="", reward=None)
+        acts.add(Trajectory(id, Task("x", "x"), (step,), user=user), success)
+
+    for number in range(20):
+        rate(f"{number}", True)
+    for number in range(4):
+        assert not acts.is_outdated("19")
+        for _ in range(2):  # his second one says no more than his first
+            rate(f"bad{number}", False, user=f"user {number}")
+            rate(f"more{number}", False, user=f"user {number}")
+    assert acts.is_outdated("19")
+    assert not acts.is_outdated("bad0")
+    rate("0", True)
+    assert acts.is_outdated("19"), "one that is rated again keeps its place"
+    rate("bad3", False, action="replace()")
+    rate("more3", None)
+    assert not acts.is_outdated("19")
+    assert not acts.is_outdated("unknown")
+    for number in range(60):
+        rate(f"eve{number}", False, user="eve")
+    assert not acts.is_outdated("19"), "one user alone withdraws nothing"

@@ -7,7 +7,9 @@ import pytest
 from approved_prompts import assert_approved
 from help_desk import play
 from langchain_core.tools import tool
+from langgraph.store.memory import InMemoryStore
 from learning_agents import BY_ISSUE, METHODS, PLAIN, advice, config, make
+from scripted_agent import ScriptedCalls
 
 from learngraph.graphs.baselines.synapse import Synapse
 from learngraph.graphs.icrl import ICRL
@@ -127,3 +129,36 @@ def test_icrls_attempts_stay_within_the_budget_and_the_own_thread_is_none_of_the
     play(agent, learner, range(76, 77))  # the same thread again
     assert "A76" not in model.seen[0]
     assert "A72" in model.seen[0]
+
+
+@pytest.mark.parametrize(("method", "instead"), [("icrl", ["t10/0", "t9/0", "t8/0"]), ("synapse", [])])
+def test_success_is_shown_no_more_once_its_act_fails_and_one_failure_by_chance_hides_none(
+    method: str, instead: list[str]
+) -> None:
+    @tool
+    def resolve(how: str) -> str:
+        """Resolve the case."""
+        return f"{how}: arranged"
+
+    store, rewards = InMemoryStore(), [1, 1, 1, 0, 1, 1, 1, 0, 0, 0, 0, 0, 1, 0]
+    model = ScriptedCalls(calls=[("resolve", {"how": "refund"}), None] * (len(rewards) + 1))
+    agent, learner, _ = make(method, store, model, (resolve,))
+
+    def shown(agent: Any, learner: Any, number: int, reward: float) -> list[str]:
+        agent.invoke({"messages": f"My parcel A{number} is late"}, config(f"t{number}"))
+        learner.feedback(f"t{number}", reward=reward, tenant="acme")
+        return list(advice(learner, f"t{number}")[0]["recalled"])
+
+    found = [shown(agent, learner, number, reward) for number, reward in enumerate(rewards)]
+    well = {f"t{number}/0" for number, reward in enumerate(rewards) if reward}
+    assert all(one and set(one) <= well for one in found[3:11]), "three of the last five may fail"
+    assert found[11] == instead, "four of the last five have failed"
+    assert found[12] == ["t11/0", *instead[:2]] or not instead, "what is said of the act now"
+    again, other, _ = make(method, store, model, (resolve,))
+    assert shown(again, other, 14, 1.0) == [f"t{number}/0" for number in (13, 11, 10)][: len(instead)], (
+        "as another process sees it"
+    )
+    if method == "synapse":
+        assert "left out, since at least 4 of the last 5 ratings of the same act are against it" in learner.explain(
+            "t11", tenant="acme"
+        )
