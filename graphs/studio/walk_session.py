@@ -25,8 +25,6 @@ from .walk_branch import WalkBranch
 
 __all__ = ["StudioError", "WalkSession"]
 
-MAX_TRACEBACK = 8_000
-
 
 class StudioError(UserError):
     """An action that the page cannot do, with more for the page than its sentence."""
@@ -65,8 +63,7 @@ class WalkSession:
         self._current, self._version = "", randbits(40)  # which another process at the same address has not shown
         self._runs = self._forks = 0
         self._ids = count()
-        self._busy, self._is_walking = Lock(), False
-        self._stop = Event()
+        self._busy, self._stop, self._is_walking = Lock(), Event(), False
         self._running = Running(self._stop)
         self._breaks: set[tuple[str, str]] = set()
 
@@ -279,8 +276,9 @@ class WalkSession:
         except UserError:
             raise
         except Exception as error:
-            shown = traceback.format_exc()[-MAX_TRACEBACK:]
-            raise StudioError(f"{type(error).__name__}: {error}. The walk stands where it was.", traceback=shown) from error
+            shown = traceback.format_exc()[-8_000:]  # its end tells most
+            stands = f" The walk stands at {self._branches[self._current].walk}." if self._branches else ""
+            raise StudioError(f"{type(error).__name__}: {error}.{stands}", traceback=shown) from error
         finally:
             self._version += 1
             self._running.forget_unfinished()

@@ -213,16 +213,17 @@ def test_while_a_node_runs_others_wait_and_stop_ends_the_run_after_it() -> None:
     assert current(walks.overview())["note"] == "before check"
 
 
-def test_an_error_of_a_node_is_told_and_the_walk_stands_where_it_was() -> None:
+def test_an_error_of_a_node_is_told_and_where_the_walk_stands() -> None:
     def fail(state: Count) -> Count:
         if state["number"] == 1:
             raise ValueError("no such <b>thing</b>")
         return {}
 
     walks = session(counter(check=fail))
-    act(walks, "step")
-    with pytest.raises(StudioError, match=r"ValueError: no such <b>thing</b>\. The walk stands where it was") as caught:
-        act(walks, "step")
+    with pytest.raises(
+        StudioError, match=r"ValueError: no such <b>thing</b>\. The walk stands at moment 1, before check\."
+    ) as caught:
+        act(walks, "finish")
     assert "in fail" in caught.value.details["traceback"]
     assert current(walks.overview())["note"] == "before check"
     assert current(walks.overview())["state"] == "paused"
