@@ -22,7 +22,8 @@ def to_mermaid(graph: Graph, direction: str = "LR") -> str:
     """The flowchart of any compiled graph, in the form that `parse_flow` reads: from START on, what has no choice in one line.
 
     A branch without labels gets its target's name as label, a branch that does not say where it may lead leads everywhere,
-    and a node that nothing leaves leads to END.
+    and a node that nothing leaves leads to END. A node's Commands are seen where its return type or `destinations` names their targets, a
+    branch's Sends where its return type does (`-> list[Send]`); without it the branch is drawn as a router.
     """
     return write_flow(builder_edges(builder_behind(graph)), direction)
 

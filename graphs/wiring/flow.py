@@ -132,7 +132,7 @@ def check(
     builder: Builder | None = None,
     **further: Any,
 ) -> list[Finding]:
-    """The mistakes in a drawing, each with its line and a sentence, before anything is built; empty if there are none.
+    """The mistakes of the first stage that has any (names, arrows, labels, then channels), each with its line; empty without any.
 
     Args:
         flow: the drawing.
