@@ -13,16 +13,16 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 86_080, "tests": 71_992}
+LINES: Mapping[str, int] = {"source": 86_104, "tests": 72_019}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
-    "graphs/agents": 7_994,
+    "graphs/agents": 8_004,
     "graphs/baselines": 1_668,
     "graphs/cli": 2_942,
     "graphs/experiments": 7_677,
     "graphs/presets": 115,
-    "graphs/serving": 2_402,
+    "graphs/serving": 2_416,
     "graphs/studio": 2_216,
     "graphs/wiring": 4_640,
     "memory": 1_497,

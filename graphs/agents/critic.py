@@ -40,7 +40,7 @@ from .consultation import Advice, Consultation, Place, model_window, not_streame
 from .learner import LearnerOptions, LearningMiddleware
 from .scope_values import ScopeValue
 from .scopes import ScopeMemory
-from .status import LearnerStatus
+from .status import ASKED_AGAIN, LearnerStatus
 from .study_worker import StudyWorker
 
 if TYPE_CHECKING:
@@ -292,7 +292,7 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
         if not index.failure:
             return LearnerStatus.when
         pause = f", in {math.ceil(left)} seconds at the earliest," if (left := index.pause.seconds_left) else ""
-        return f"the next feedback or model call{pause} has it asked again, and learn() at once"
+        return ASKED_AGAIN.format(pause=pause)
 
     def _study_soon(self, scope: tuple[str, ...]) -> None:
         """Have the conversations of a scope that wait studied soon."""

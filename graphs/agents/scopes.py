@@ -55,7 +55,7 @@ from .intake import Admitted, ImportReport, Intake, days_before, write_lift
 from .lift import Lift, TrialLedger, TrialPlan, TrialShare, measure_lift, retirement, unrated_draws
 from .reward_sources import RewardScale, RewardSource, rating_text
 from .scope_values import ROOT, AgentScope, ScopeError, ScopeValue, ThreadId, scope_of
-from .status import LearnerStatus
+from .status import LET_IN, LearnerStatus
 
 if TYPE_CHECKING:
     from .consultation import Place
@@ -409,7 +409,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             notes += (said + f", and for none of it in {memory.unshown:,} of these" * bool(memory.unshown),)
         if words := memory.conversations.unlearned_words():
             said = f"words of the feedback on {plural(len(words), 'conversation')} are not learned"
-            notes += (f"{said}: quarantine_reasons() says why, release(thread_id) lets them in",)
+            notes += (f"{said}: {LET_IN}",)
         notes += tuple(f"{what}: {plural(n, 'time')}, the last for {why}" for what, (n, why) in memory.failures.items())
         for tool, ids in memory.withheld.items():
             if self.agent.listed and tool not in self.agent.listed:  # a name that the model made up

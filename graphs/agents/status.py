@@ -8,6 +8,10 @@ __all__ = ["LearnerStatus"]
 
 FEW = 20
 """Model calls from which on a share of them says something."""
+LET_IN = "quarantine_reasons() says why, release(thread_id) lets them in"
+"""What helps where words of feedback are not learned."""
+ASKED_AGAIN = "the next feedback or model call{pause} has it asked again, and learn() at once"
+"""When a critic is asked again that could not be asked."""
 LOW_SHARE = 0.5
 """Share of model calls with something recalled below which `status` says what would help."""
 
@@ -64,6 +68,18 @@ class LearnerStatus:
         return (self.recalled + self.unshown) / self.consulted if self.consulted else 0.0
 
     @property
+    def failures_of_critic(self) -> list[str]:
+        """The failures of the critic, a sentence each: that it could not be asked, and that its replies were of no use."""
+        found = []
+        if self.failure:
+            waits = f"with {plural(self.waiting, 'conversation')} waiting"
+            found.append(f"the critic could not be asked, {waits}: {self.failure}; {self.when}")
+        if self.unreadable:
+            tries = f"all of its tries at {len(self.unreadable)} of {self.studied} studied"
+            found.append(f"the critic failed in {tries}, the last: {self.unreadable[-1]}")
+        return found
+
+    @property
     def problems(self) -> tuple[str, ...]:
         """The reasons for which less was learned than could be, a sentence each; empty if there is none."""
         found = []
@@ -77,15 +93,9 @@ class LearnerStatus:
             say_why = "quarantine_reasons() says why, release(thread_id) lets one in"
             feedback = f", {self.held} of them with feedback" if self.held else ""
             found.append(f"nothing is learned from {plural(self.quarantined, 'conversation')}{feedback}: {say_why}")
-        if self.failure:
-            waits = f"with {plural(self.waiting, 'conversation')} waiting"
-            found.append(f"the critic could not be asked, {waits}: {self.failure}; {self.when}")
-        elif self.waiting and not self.studied:
+        found += self.failures_of_critic
+        if not self.failure and self.waiting and not self.studied:
             found.append(f"waiting for the critic: {self.waiting}; {self.when}")
-        if self.unreadable:
-            found.append(
-                f"the critic failed in all of its tries at {len(self.unreadable)} of {self.studied} studied, the last: {self.unreadable[-1]}"
-            )
         if self.alike:
             found.append(f"{plural(self.alike, 'group')} of conversations had equal rewards, and nothing to compare")
         is_written = self.lessons or not self.waiting  # else that keeps it from being recalled

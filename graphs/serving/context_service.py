@@ -25,11 +25,13 @@ from ...nodes.learn.chat_turn import DEFAULT_SCOPE
 from ...nodes.retrieve.user_share import are_enough
 from ..claas import CLaaS
 from .agent_engine import AgentEngine
-from .obstacles import Obstacle
+from .obstacles import KINDS, Obstacle
 from .service import Service
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
+
+    from ..agents.status import LearnerStatus
 
 __all__ = ["LEARNERS", "ContextService"]
 
@@ -41,7 +43,10 @@ ROUTES = {
     "call feedback(thread_id, reward=...)": "POST /v1/feedback",
     "quarantine_reasons() says why, release(thread_id) lets one in": "held says why, POST /v1/experiences/ID/release lets one in",
     "give control=0.1 or holdout=0.05, then feedback": "POST /v1/feedback",
+    "quarantine_reasons() says why, release(thread_id) lets them in": "held says why, POST /v1/experiences/ID/release lets them in",
     "; the agent's process studies them soon, and learn() at once": "; they are studied soon",
+    " has it asked again, and learn() at once": " has it asked again",
+    "; give a state_key that names the kind of case": "",
 }
 """Words of a learner's status for who calls Python -> for who asks by HTTP."""
 
@@ -173,17 +178,25 @@ class ContextService(Service):
         return [scope for scope in self.replay.adapters() if self._live.exists(*scope)]
 
     def _obstacles(self, tenant: str, adapter: str) -> list[Obstacle]:
-        """The obstacle to showing others what end users taught: nobody has, or too few of them (`max_user_share`)."""
+        """The obstacles to learning: a critic that fails at half of what it studies, or cannot be asked; and to showing others what
+        end users taught: nobody has, or too few of them (`max_user_share`)."""
         share, taught = self._learner.max_user_share, self.replay.teachers(tenant, adapter)
         needed, count = math.ceil(1 / share), len({*taught} - {""})
         rule = f"of the {needed} that it takes before others are shown what they taught"
         if not taught:
             why = f"no reply has feedback yet; where requests name end users, 0 taught {rule}"
             return [Obstacle("too few", why, "POST /v1/feedback", 1)]
+        learned: LearnerStatus = self._learner.status(tenant=tenant, adapter=adapter)
+        is_failing = learned.failure or 2 * len(learned.unreadable) >= learned.studied
+        failures = learned.failures_of_critic if is_failing else ()
+        found = [Obstacle("critic", name_routes(one), KINDS["critic"]) for one in failures]
         if not count or are_enough(taught, "", share):
-            return []
+            return found
         why = f"{plural(count, 'end user')} taught {rule}"
-        return [Obstacle("too few", why, "feedback of other end users, or a larger --max-user-share", needed - len(taught))]
+        return [
+            *found,
+            Obstacle("too few", why, "feedback of other end users, or a larger --max-user-share", needed - len(taught)),
+        ]
 
     async def metrics(self) -> list[Metric]:
         """The service's metric families, with what is held and the lift where something was rated."""

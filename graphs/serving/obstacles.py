@@ -16,6 +16,7 @@ __all__ = ["Obstacle"]
 
 KINDS = {
     "failure": "the service's log says more; it tries again by itself, and nothing is lost",
+    "critic": "a model that answers, and in the form that is asked for: the served one writes the lessons; GET /v1/status says how it failed",
     "frozen": "POST /v1/adapters/NAME/thaw",
     "erased": "DELETE /v1/experiences with withdraw=true, or POST /v1/adapters/NAME/rollback",
     "too few": "more feedback",

@@ -17,7 +17,7 @@ from openai_server import OpenAIServer
 from waiting import until, wait_until
 
 from learngraph.graphs.agents.lift import Lift
-from learngraph.graphs.agents.status import LearnerStatus
+from learngraph.graphs.agents.status import ASKED_AGAIN, LET_IN, LearnerStatus
 from learngraph.graphs.claas import CLaaS
 from learngraph.graphs.cli import main as cli
 from learngraph.graphs.cli import serve_context
@@ -231,11 +231,38 @@ async def test_what_waits_for_a_person_is_the_tenants_and_nobody_else_may_rate(t
             assert "heron" not in str(server.requests[-2:]), "of that tool nothing is kept"
 
 
+@pytest.mark.parametrize(
+    ("reply", "why"), [("no JSON", "failed in all of its tries at 1 of 1"), ({"status": 500}, "could not be asked")]
+)
+async def test_a_critic_that_fails_is_named_where_an_operator_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reply: Any, why: str
+) -> None:
+    made, known = list[Any](), build_service
+    monkeypatch.setitem(globals(), "build_service", lambda *given: made.append(known(*given)) or made[-1])
+
+    def fail(request: dict[str, Any]) -> Any:
+        return reply if "library of lessons" in str(request["messages"][0]) else provider(request)
+
+    with OpenAIServer(fail) as server:
+        async with served(tmp_path, server.url, learn="reasoning-bank") as (acme, rival):
+            await rate(acme, (await chat(acme))["id"])
+            await asyncio.to_thread(lambda: made[0]._learner.learn(tenant="acme", adapter="default"))
+            (scope,) = (await acme.get("/status")).json()["scopes"]
+            assert [why in row["why"] for row in scope["held_up"] if row["kind"] == "critic"] == [True]
+            assert "()" not in str(scope)
+            assert "critic" in {row["kind"] for row in (await acme.get("http://x/healthz")).json()["held_up"]}
+            assert (await rival.get("/status")).json()["scopes"][0]["held_up"][0]["kind"] == "too few"
+
+
 def test_the_status_names_routes_where_a_learner_names_its_methods() -> None:
     new, busy = LearnerStatus("icrl", 0, quarantined=1), LearnerStatus("lessons", 1, waiting=1)
-    said = f"{new}{busy}{Lift('icrl', None)}"
+    failed = LearnerStatus("lessons", 1, waiting=1, failure="TimeoutError", when=ASKED_AGAIN.format(pause=""))
+    unlike = LearnerStatus("lessons", 1, consulted=20, notes=(f"kept out: {LET_IN}",))
+    said = f"{new}{busy}{failed}{unlike}{Lift('icrl', None)}"
     assert [method for method in context_service.ROUTES if method not in said] == []
-    assert "()" not in context_service.name_routes(said)
+    told = context_service.name_routes(said)
+    assert [word for word in ("()", "thread_id", "state_key") if word in told] == []
+    assert "nothing that was rated was alike: states are hardly ever alike" in told
 
 
 async def test_a_user_who_rates_himself_teaches_no_other_user_of_the_tenant(tmp_path: Path) -> None:
