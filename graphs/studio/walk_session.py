@@ -61,6 +61,7 @@ class WalkSession:
         self._branches: dict[str, WalkBranch] = {}
         self._graphs: dict[str, dict[str, Any]] = {}
         self._current, self._version = "", randbits(40)  # which another process at the same address has not shown
+        self._first_version = self._version
         self._runs = self._forks = 0
         self._ids = count()
         self._busy, self._stop, self._is_walking = Lock(), Event(), False
@@ -134,6 +135,7 @@ class WalkSession:
             "form": self.form,
             "settings": self.settings,
             "breaks": sorted(self._breaks),
+            "session": self._first_version,
             "version": f"{self._version} {running}",
         }
 

@@ -940,3 +940,16 @@ async def test_the_widget_takes_the_focus_for_a_question_only_where_the_user_wor
         await press(opened, "Enter", ctrl=True)
         await answer_until(f"{form} === null")
         assert given == [answer]
+
+
+async def test_the_view_says_that_another_studio_has_forgotten_the_runs_before(tmp_path: Path) -> None:
+    def show() -> StudioView:
+        builder = StateGraph(MessagesState).add_node("plan", lambda state: {}).add_edge(START, "plan")
+        return studio_view(learngraph.step(builder.compile(checkpointer=InMemorySaver()), cast(Any, {"messages": []})))
+
+    shown = show()
+    async with widget_page(shown, tmp_path / "profile") as (opened, answer_until):
+        await answer_until(f"{LIT} === 'plan'")
+        assert await opened.run(f"{ALERT}") == ""
+        shown.studio = show().studio
+        await answer_until(f"{ALERT}.startsWith('The studio was started anew: the runs and what was said before are gone.')")

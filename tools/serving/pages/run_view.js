@@ -133,6 +133,7 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
     const next = jump === "jump" || !known || !found.branches.some((one) => one.id === old) ? found.current
       : !jump && follows && where >= before - 1 && old === known.current ? found.current : old;
     const length = found.branches.find((one) => one.id === next)?.count ?? 0;
+    if (known?.branches.length && known.session !== found.session) setProblem({ text: "The studio was started anew: the runs and what was said before are gone." });
     setOverview(found);
     setBranch(next);
     if (jump || !known || next !== old || (follows && where >= before - 1)) setAt(length - 1);
