@@ -13,13 +13,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 86_106, "tests": 72_032}
+LINES: Mapping[str, int] = {"source": 86_107, "tests": 72_036}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
     "graphs/agents": 8_004,
     "graphs/baselines": 1_668,
-    "graphs/cli": 2_942,
+    "graphs/cli": 2_943,
     "graphs/experiments": 7_677,
     "graphs/presets": 115,
     "graphs/serving": 2_416,

@@ -49,7 +49,8 @@ def tutorial(args: Sequence[str]) -> int:
             return play(Console(), interactive=sys.stdin.isatty())
     copy = copy_notebook(options.folder)
     Console().print(f"opening {copy}; `learngraph tutorial --terminal` plays it here")
-    os.execv(jupyter, [jupyter, "lab", str(copy)])
+    is_root = hasattr(os, "geteuid") and os.geteuid() == 0  # whom Jupyter otherwise refuses
+    os.execv(jupyter, [jupyter, "lab", *(["--allow-root"] if is_root else []), str(copy)])
 
 
 def find_jupyter() -> str | None:

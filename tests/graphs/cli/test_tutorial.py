@@ -60,7 +60,11 @@ def test_the_users_copy_is_never_overwritten(tmp_path: Path) -> None:
     assert copy_notebook(tmp_path).read_text() == "mine"
 
 
-def test_jupyter_is_opened_where_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("user", "more"), [(1000, []), (0, ["--allow-root"])])
+def test_jupyter_is_opened_where_it_is_installed(
+    user: int, more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.os, "geteuid", lambda: user)
     monkeypatch.setattr(module.sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_jupyter() is None
@@ -77,4 +81,4 @@ def test_jupyter_is_opened_where_it_is_installed(tmp_path: Path, monkeypatch: py
     with pytest.raises(SystemExit):
         tutorial([str(tmp_path)])
     jupyter = str(tmp_path / "jupyter")
-    assert started == [[jupyter, jupyter, "lab", str(tmp_path / "learngraph-tutorial.ipynb")]]
+    assert started == [[jupyter, jupyter, "lab", *more, str(tmp_path / "learngraph-tutorial.ipynb")]]
