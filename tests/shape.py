@@ -13,16 +13,16 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 86_107, "tests": 72_036}
+LINES: Mapping[str, int] = {"source": 86_131, "tests": 72_060}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
-    "graphs/agents": 8_004,
+    "graphs/agents": 8_011,
     "graphs/baselines": 1_668,
     "graphs/cli": 2_943,
     "graphs/experiments": 7_677,
     "graphs/presets": 115,
-    "graphs/serving": 2_416,
+    "graphs/serving": 2_422,
     "graphs/studio": 2_216,
     "graphs/wiring": 4_640,
     "memory": 1_497,
@@ -33,7 +33,7 @@ ROOMS: Mapping[str, int] = {
     "memory/returns": 1_048,
     "memory/search": 1_503,
     "memory/storage": 3_011,
-    "nodes": 2_874,
+    "nodes": 2_885,
     "nodes/act": 1_916,
     "nodes/evaluate": 861,
     "nodes/extract": 2_033,
@@ -44,7 +44,7 @@ ROOMS: Mapping[str, int] = {
     "tools/agent_tools": 1_393,
     "tools/environments": 9_160,
     "tools/local": 3_620,
-    "tools/models": 961,
+    "tools/models": 967,
     "tools/notebook": 1_555,
     "tools/pocket": 317,
     "tools/serving": 3_487,

@@ -343,7 +343,7 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
     ) -> None:
         """Have the critic study conversations, here one, and keep what it writes."""
         (trajectory,) = group
-        index, answer, error = memory.index, None, ""
+        index, answer, error, logged = memory.index, None, "", ""
         try:
             question, state = self.question(trajectory, index.content, critic, index.agent_card)
         except Exception as failure:  # it cannot be shown, today or ever
@@ -353,7 +353,7 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
                 answer = replace(question, on_bad_reply=None).invoke(state)
                 index.note_answer()
             except BadReply as bad:
-                error = str(bad)
+                error, logged = str(bad), bad.reason
                 index.note_answer()
             except Exception as failure:
                 if not self._is_given_up(memory, group, failure):
@@ -361,7 +361,7 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
                 error = index.failure
         if error:
             where = "/".join(memory.conversations.scope)
-            LOG.warning("%s: nothing was learned from %s of %s: %s", self.method, trajectory.id, where, error)
+            LOG.warning("%s: nothing was learned from %s of %s: %s", self.method, trajectory.id, where, logged or error)
         before = index.reflections.get(trajectory.id) if error else None  # what was learned before still holds
         self.keep_reflections(
             memory, {trajectory.id: replace(before or self.reflection(trajectory, answer), error=error)}, group
@@ -386,6 +386,7 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
 
     def _is_given_up(self, memory: ScopeMemory[StudyIndex[Content]], group: Sequence[Trajectory], failure: Exception) -> bool:
         given_up, where = memory.index.note_failure(group, failure), "/".join(memory.conversations.scope)
+        memory.index.failure = self.screen.redact(memory.index.failure)[:400]  # a provider may repeat its key
         said = "%s: the critic could not be asked about %s of %s: %s"
         LOG.warning(said, self.method, group[0].id, where, memory.index.failure)
         return given_up

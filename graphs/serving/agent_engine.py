@@ -22,6 +22,7 @@ from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, ToolM
 from langgraph.config import get_config
 from langgraph.graph.state import CompiledStateGraph
 
+from ...memory.conversations.screen import Screen
 from ...memory.errors import Unavailable, UserError, type_of
 from ...memory.records import ChatRequest, Piece, Reply
 
@@ -239,9 +240,9 @@ def _failure(error: Exception) -> UserError:
     cause: Any = error.__cause__ if isinstance(error, UserError) and error.__cause__ is not None else error
     status = getattr(cause, "status_code", getattr(cause, "status", None))
     if status in REFUSALS:
-        refused = UserError(str(error))
+        refused = UserError(_cut(str(error)))
         reason = str(getattr(cause, "reason", "") or getattr(cause, "message", "") or cause)
-        refused.public_message = f"the model's provider refuses this request: {' '.join(reason.split())[:300]}"
+        refused.public_message = f"the model's provider refuses this request: {_cut(reason)}"
         return refused
     is_own = isinstance(error, UserError) or isinstance(status, int)
     if not is_own and CHAT_MODELS not in {frame.f_globals.get("__name__") for frame, _ in walk_tb(error.__traceback__)}:
@@ -250,4 +251,9 @@ def _failure(error: Exception) -> UserError:
     why = {401: "refuses this service's key", 403: "refuses this service's key", 404: "does not know the model", 429: "is busy"}
     told = why.get(status or 0, "does not answer" if is_own and not isinstance(cause, ValueError) else UNREADABLE)
     told = f"the model's provider {told}"
-    return Unavailable(f"{told}: {type(error).__name__}: {error}", f"{told}; try again later")
+    return Unavailable(f"{told}: {type(error).__name__}: {_cut(str(error))}", f"{told}; try again later")
+
+
+def _cut(text: str) -> str:
+    """The beginning of a provider's words, on one line and without keys: it may repeat them, and the prompt."""
+    return " ".join(Screen().redact(text).split())[:300]

@@ -55,6 +55,10 @@ WINDOWS: dict[str, int] = {
 OpenAI protocol does not tell them."""
 
 
+KEY_CHARS = 8
+"""Characters of a key from which on it is a secret: servers of one's own take any word, such as `none`."""
+
+
 def known_window(model: str) -> int | None:
     """Tokens of the longest prompt and reply of this model; None if its name tells nothing. The longest matching beginning counts.
 
@@ -121,7 +125,9 @@ class OpenAIChatModel(ChatOpenAI):
         return UserError(f"{self._location()}: {means}")
 
     def _refusal(self, status: int, message: str, tries: int) -> UserError:
-        """The error for an HTTP status: what it means and what to do."""
+        """The error for an HTTP status: what it means and what to do. A server may repeat the key; the error does not."""
+        if isinstance(key := self.openai_api_key, SecretStr) and len(key.get_secret_value()) >= KEY_CHARS:
+            message = message.replace(key.get_secret_value(), "[key]")
         match status:
             case 401:
                 means = f"the key is refused ({message}); set OPENAI_API_KEY to a valid one"

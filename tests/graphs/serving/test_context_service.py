@@ -231,6 +231,30 @@ async def test_what_waits_for_a_person_is_the_tenants_and_nobody_else_may_rate(t
             assert "heron" not in str(server.requests[-2:]), "of that tool nothing is kept"
 
 
+async def test_the_log_repeats_neither_a_tenants_words_nor_the_providers_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "learngraph")
+    monkeypatch.setenv("OPENAI_API_KEY", "short-secret")
+    made, known = list[Any](), build_service
+    monkeypatch.setitem(globals(), "build_service", lambda *given: made.append(known(*given)) or made[-1])
+
+    def repeat(request: dict[str, Any]) -> Any:
+        said = str(request["messages"])
+        if "refuse" in said:
+            return {"status": 401, "text": "bad key short-secret, or api_key=another-secret"}
+        return "the wish is ALPHA" if "library of lessons" in said else provider(request)
+
+    with OpenAIServer(repeat) as server:
+        async with served(tmp_path, server.url, learn="reasoning-bank") as (acme, _):
+            await rate(acme, (await chat(acme))["id"], "ALPHA")
+            await asyncio.to_thread(lambda: made[0]._learner.learn(tenant="acme", adapter="default"))
+            assert (await ask(acme, "refuse")).status_code == 503
+    assert "reasoning_bank/study: reply 1 of at most 3 cannot be used: asked for a JSON object" in caplog.messages
+    assert [line for line in caplog.messages if "refuses this service's key" in line]
+    assert [word for word in ("ALPHA", "short-secret", "another-secret") if word in caplog.text] == []
+
+
 @pytest.mark.parametrize(
     ("reply", "why"), [("no JSON", "failed in all of its tries at 1 of 1"), ({"status": 500}, "could not be asked")]
 )
