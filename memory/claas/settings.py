@@ -76,8 +76,10 @@ class ReplaySettings:
     max_record_bytes: int = 2 * 1024 * 1024
     """Largest exchange, in bytes. Not given."""
     max_user_share: float = 0.25
-    """Largest share of a minibatch that is of one end user (the request's `user`), so that no customer of a key steers its adapter; 1: no
-    limit. While fewer users give feedback, they share it equally; one alone teaches only where there is no other. Not given."""
+    """Largest share of a minibatch's exchanges that is of one end user (the request's `user`); 1: no limit. It bounds the votes of one
+    user where others like or correct the same thing. A wish of one alone that they say nothing of still shows in replies to all: likes
+    of right replies do not speak against it. While fewer users give feedback, they share it equally; one alone teaches only where there
+    is no other. Not given."""
     max_pending_hours: float = 24.0
     """Hours after the reply in which feedback is accepted. Not given."""
 
