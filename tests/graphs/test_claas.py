@@ -308,7 +308,7 @@ async def test_the_learner_waits_for_feedback_on_what_it_has_become(replay: Repl
 def test_a_model_brings_its_own_words_for_the_teacher(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Beside its weights; the user's folder goes first, and the package's prompt is the last."""
     own, ours = str(models.GUARD), TeacherSettings()
-    with caplog.at_level("INFO", "learngraph"):
+    with caplog.at_level("INFO", "learngraph.claas"):
         assert claas.read_hindsight(own, ours).startswith("feedback : $feedback")
         assert "The user then said of your answer:\n<feedback>" in claas.read_hindsight("no/such-model", ours)
         assert claas.read_hindsight(own, TeacherSettings(prompts="paper")).startswith("reply : $reply")

@@ -104,4 +104,4 @@ def test_static_imports_little_of_the_project() -> None:
         "print(sum(sum(1 for _ in open(file, encoding='utf-8')) for file in files))"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    assert int(ran.stdout) < 8_850
+    assert int(ran.stdout) < 8_960

@@ -143,7 +143,7 @@ def test_a_reply_that_is_none_is_asked_for_again_in_words_and_then_the_step_is_l
         assert found["candidates"] == [Candidate("go north", 0.0)]
         assert words in server.requests[1]["messages"][-1]["content"]
         assert server.requests[1]["messages"][-2]["content"].strip()  # an empty turn is refused by some servers
-    assert words in caplog.text
+    assert words.partition(": ")[0] in caplog.text  # without the words of the model
     with openai_server(replies=[bad]) as server:
         found = act_policy(open_model("openai:test", base_url=server.url), VIEW).invoke(state())
     assert found["candidates"] == [Candidate(NO_ACTION, 0.0)]
