@@ -526,8 +526,9 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
     def import_trajectories(self, path: Path | str, **scope: ScopeValue) -> int:
         """Take in rated conversations of a file, such as what another learner exported; returns the number of rated stretches learned.
 
-        They become this agent's, whatever agent they were recorded of; without `task=`, attempts at the same as all others. The ones
-        whose `scope` has other values are left out, and the log says so. They are kept as its own are: screened, held if all is, and without what only tools have said (memory/conversations/origins.py).
+        They become this agent's, whatever agent they were recorded of; without `task=`, attempts at the same as all others. A line whose
+        `scope` has other values is left out, and the log says so. All are kept as its own are: screened, also what the agent said, held
+        if all is, and without what only tools have said (memory/conversations/origins.py).
         """
         intake = Intake(self.screen, self.rewards, self.state_key, self.agent.listed, self._task, self.check_source, self.user)
         values = {name: scope.get(name) for name in self.scope.names}

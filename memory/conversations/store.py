@@ -603,13 +603,13 @@ class ConversationStore:
                 meant = did_you_mean(missing[0], [one.id for one in known]) if len(missing) == 1 else ""
                 words = "nothing is kept of the conversations %s in %s: forgotten before, or misspelt%s"
                 LOG.warning(words, ", ".join(missing), "/".join(self.scope), meant)
-            told = [
+            beside = [
                 (kept, [one.id for one in kept.all() if gone is None or one.id in gone])
                 for kept in (self.feedback, self.quarantines)
             ]
-            if gone is not None and not doomed and not any(ids for _, ids in told):
-                return 0  # what writes nothing leaves no name of a scope that was misspelt
-            for kept, ids in told:
+            if gone is not None and not doomed and not any(ids for _, ids in beside):
+                return 0  # a misspelt scope would get a record of its name by what is written below
+            for kept, ids in beside:
                 kept.delete(ids)
             self.store.delete((*self.scope, "agent"), "card")  # instructions may name a user; the next run writes it again
             self.card = ""
