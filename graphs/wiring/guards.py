@@ -159,7 +159,7 @@ class _ReturnCheck(Runnable[Any, Any]):
         return input
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        return self.invoke(input)
+        return self.invoke(input, config)
 
 
 def guard_arrows(

@@ -177,6 +177,12 @@ def test_a_run_does_not_end_at_a_join_that_waits(case: str) -> None:
         rewire(kept, to_mermaid(kept)).invoke({"seen": []}, {"configurable": {"thread_id": "another"}})
 
 
+@pytest.mark.parametrize("flow", ["START --> a & b & d\n a & b --> c --> END\n d --> END", f"{DIAMOND} --> END"])
+def test_a_join_is_the_same_in_a_run_that_is_awaited(flow: str) -> None:
+    graph = joining(flow).compile()
+    assert asyncio.run(graph.ainvoke({"seen": []})) == graph.invoke({"seen": []})
+
+
 def test_a_join_may_wait_where_an_arrow_leads_to_the_end() -> None:
     """A guard beside the work may end the run, and LangGraph's own graph is run as LangGraph runs it."""
     answers = iter(["bad", "ok", "bad", "ok"])
