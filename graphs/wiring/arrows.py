@@ -213,8 +213,8 @@ def _names(wiring: Wiring) -> list[Finding]:
     drawn = wiring.drawn_names
     known = {*nodes, *wiring.others}
     unknown = "the flow draws '{}', but there is no such node; there are {}{}"
-    told = [(name, unknown.format(name, sorted(known), name_hint(name, known))) for name in sorted(drawn - nodes.keys())]
-    found = [Finding(_line(wiring, name), said) for name, said in told]
+    absent = sorted(drawn - nodes.keys())
+    found = [Finding(_line(wiring, name), unknown.format(name, sorted(known), name_hint(name, known))) for name in absent]
     if found:
         return found
     found += [
@@ -222,7 +222,8 @@ def _names(wiring: Wiring) -> list[Finding]:
     ]
     given = {**dict.fromkeys(wiring.fan_outs, "fan-out function"), **dict.fromkeys(wiring.routers, "router")}
     said = "there is a {} for '{}', which is not drawn{}"
-    found += [Finding(0, said.format(given[n], n, name_hint(n, drawn))) for n in sorted(given.keys() - drawn - {"START"})]
+    undrawn = sorted(given.keys() - drawn - {"START"})
+    found += [Finding(0, said.format(given[name], name, name_hint(name, drawn))) for name in undrawn]
     wrong = [e for e in edges if e.source == "END" or e.target == "START"]
     return found + [Finding(e.line, "nothing leaves END and nothing enters START") for e in wrong[:1]]
 

@@ -100,10 +100,9 @@ def _unread(wiring: Wiring, builder: Builder, known: Mapping[str, NodeChannels])
     clearing = {name for name in known if hasattr(unwrap(wiring.nodes[name]), "further_channels")}  # or recording
     read, state, found = given.union(*(one.reads for one in known.values())), {*builder.channels}, []
     for name, one in known.items():
-        is_graph = isinstance(
-            unwrap(wiring.nodes[name]), CompiledStateGraph
-        )  # LangGraph leaves out what it has more than the state
-        writes = (one.writes & state if is_graph else None) or one.writes
+        writes = one.writes
+        if isinstance(unwrap(wiring.nodes[name]), CompiledStateGraph):  # LangGraph leaves out channels that only this graph has
+            writes = writes & state or writes
         plain = [channel for channel in sorted(writes) if not starts_empty(builder, channel)]
         lost = [channel for channel in plain if channel not in state or (channel not in read and not may_read_more)]
         hints = {channel: did_you_mean(channel, state - one.writes) for channel in lost}

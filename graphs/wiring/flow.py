@@ -44,7 +44,7 @@ from .arrows import (
 from .data_flow import find_missing, is_misspelt
 from .drawn import Graph, builder_behind, builder_edges, drawn_edges, read_wiring, to_mermaid
 from .guards import guard_arrows
-from .joins import joins_to_watch, watch_joins
+from .joins import joins_to_watch, may_stop, watch_joins
 from .mermaid import Edge, FlowError, parse_flow, read_flow, shown_label, write_flow
 from .node_errors import explaining, reading_node
 
@@ -132,7 +132,7 @@ def check(
     builder: Builder | None = None,
     **further: Any,
 ) -> list[Finding]:
-    """The mistakes of the first stage that has any (names, arrows, labels, then channels), each with its line; empty without any.
+    """The mistakes of a drawing, each with its line: names, arrows, labels, then channels, each only if none came before.
 
     Args:
         flow: the drawing.
@@ -207,10 +207,10 @@ def _assemble(builder: Builder, wiring: Wiring) -> Builder:
             fan_out = wiring.fan_outs[source]
             known = fan_out if isinstance(fan_out, KnownFanOut) else KnownFanOut(FanOutBranch(fan_out, targets), {})
             builder.add_conditional_edges(start, known.path, known.places(targets))
-        drawn = {ENDS.get(edge.target, edge.target) for edge in arrows if not edge.join or edge.target == "END"}
-        lent = any(getattr(one, "may_stop", False) for one in (*wiring.routers.get(source, ()), wiring.fan_outs.get(source)))
-        always = {edge.target for edge in arrows if wiring.kind(edge) == "plain" and (not edge.join or edge.target == "END")}
-        guard_arrows(builder, start, drawn, {wiring.kind(edge) for edge in arrows}, lent, always, watched)
+        free = {edge: ENDS.get(edge.target, edge.target) for edge in arrows if not edge.join or edge.target == "END"}
+        always = {target for edge, target in free.items() if wiring.kind(edge) == "plain"}
+        about: Any = {"may_stop": may_stop(wiring, source), "always": always, "joins": watched}
+        guard_arrows(builder, start, {*free.values()}, set(map(wiring.kind, arrows)), **about)
     return builder
 
 
@@ -266,7 +266,7 @@ class DrawnGraph(Graph):
 class DrawnBuilder(Builder):
     """A builder that was drawn. Its graphs are an `DrawnGraph` each: they check their input, and show their picture."""
 
-    joins: Sequence[str] = ()
+    joins: Sequence[str] = ()  # channels of the joins that may not wait for ever
 
     def compile(self, *args: Any, **options: Any) -> Graph:
         """The graph; arguments as for `StateGraph.compile`."""

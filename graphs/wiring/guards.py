@@ -37,16 +37,15 @@ class Arrows:
     may_end: bool = False
     """True if its Commands may lead to END: an arrow does, or the node is one of a compiled graph."""
     always: Collection[str] = ()
-    """Names of the nodes that a plain arrow starts anyway, which a Send would start once more; of a compiled graph's node none are told."""
-    ends: bool = False
-    """True if a plain arrow leads to END."""
+    """Names of the nodes that a plain arrow starts anyway: a Send would start them a second time. Empty for a node of a compiled graph,
+    which may do so."""
     may_rest: bool = False
     """True if a node of Commands may return none, and so end."""
     joins: Collection[str] = ()
-    """Channels of the joins that are told where an arrow to END is taken."""
+    """Channels of the joins that learn when an arrow to END is taken."""
 
     def end_marks(self) -> list[ChannelWriteEntry]:
-        """Writes that tell the joins of an arrow to END: members may be missing from then on."""
+        """Writes by which the joins learn that an arrow to END is taken: from then on the run may end although members have not come."""
         return [ChannelWriteEntry(channel, END) for channel in self.joins]
 
     def check(self, target: str, what: str, remedy: str) -> None:
@@ -79,8 +78,8 @@ class Arrows:
     def check_commands(self, returned: Any) -> bool:
         """Refuse Commands and Sends that a node returned past the arrows; True if it takes an arrow to END."""
         if isinstance(returned, dict | None):
-            return self.ends or self.may_rest
-        to_end, is_led = self.ends, False
+            return END in self.always or self.may_rest
+        to_end, is_led = END in self.always, False
         for one in returned if isinstance(returned, list | tuple) else (returned,):
             goes = one.goto if isinstance(one, Command) else one if isinstance(one, Send) else ()
             for go in (goes,) if isinstance(goes, str | Send) else goes:
@@ -167,6 +166,7 @@ def guard_arrows(
     source: str,
     targets: Collection[str],
     kinds: Collection[str],
+    *,
     may_stop: bool,
     always: Collection[str],
     joins: Collection[str],
@@ -180,7 +180,7 @@ def guard_arrows(
         kinds: the kinds of its arrows, as `Wiring.kind` says them.
         may_stop: whether its branches are those of a compiled graph, which may lead nowhere, as LangGraph has it.
         always: the names of the nodes that its plain arrows lead to.
-        joins: the channels of the joins that are told where an arrow to END is taken.
+        joins: the channels of the joins that learn when an arrow to END is taken.
     """
     branches = builder.branches[source]
     must_lead = len(kinds) == len(branches) == 1 and END not in targets and not may_stop
@@ -192,7 +192,6 @@ def guard_arrows(
         must_lead,
         may_end=END in targets or is_lent,
         always=() if may_stop or is_lent else always,
-        ends="END" in always,
         may_rest="command" in kinds and END in targets,
         joins=joins,
     )

@@ -1,4 +1,4 @@
-"""A join that waits for ever is no end of a run: where nothing is left to run and a member of a join has not come, the run is stopped.
+"""A run does not end while a join waits: if nothing is left to run and a member of a join has not come, an error says which.
 
 LangGraph ends such a run as if all were done. It keeps who has arrived at a join in a channel, and tells each channel of the last
 super-step: the check stands there.
@@ -6,7 +6,6 @@ super-step: the check stands there.
 
 import sys
 from collections.abc import Collection, MutableMapping, Sequence
-from itertools import chain
 from typing import Any
 
 from langgraph._internal._constants import TASKS
@@ -26,9 +25,8 @@ class JoinChannel(NamedBarrierValue[str]):
 
     def update(self, values: Sequence[str]) -> bool:
         """Add who arrives; True if that is new."""
-        is_new = END in values and END not in self.seen
-        self.seen = {*self.seen, *([END] if is_new else [])}
-        return super().update([one for one in values if one != END]) or is_new
+        before, self.seen = self.seen, self.seen | set(values)
+        return self.seen != before
 
     def is_available(self) -> bool:
         """True if all have arrived."""
@@ -66,6 +64,11 @@ def _listed(names: Sequence[str]) -> str:
     return " and ".join(f"'{one}'" for one in names)
 
 
+def may_stop(wiring: Wiring, source: str) -> bool:
+    """True if a branch of this node is a compiled graph's, which may lead nowhere, as LangGraph has it."""
+    return any(getattr(one, "may_stop", False) for one in (*wiring.routers.get(source, ()), wiring.fan_outs.get(source)))
+
+
 def joins_to_watch(builder: StateGraph[Any, Any, Any, Any], wiring: Wiring) -> list[str]:
     """The names of the channels of a builder's joins, as LangGraph gives them.
 
@@ -73,8 +76,8 @@ def joins_to_watch(builder: StateGraph[Any, Any, Any, Any], wiring: Wiring) -> l
     it runs when nothing else is left, and may arrive at a join.
     """
     lent = any(isinstance(node, StateNodeSpec) and getattr(node.runnable, "is_lent", True) for node in wiring.nodes.values())
-    branches = [*chain(*wiring.routers.values()), *wiring.fan_outs.values()]
-    if lent or any(getattr(one, "may_stop", False) for one in branches) or any(one.defer for one in builder.nodes.values()):
+    stopping = any(may_stop(wiring, source) for source in {*wiring.routers, *wiring.fan_outs})
+    if lent or stopping or any(one.defer for one in builder.nodes.values()):
         return []
     return [f"join:{'+'.join(starts)}:{target}" for starts, target in builder.waiting_edges if target != END]
 

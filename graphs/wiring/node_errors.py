@@ -14,6 +14,7 @@ from langgraph._internal._constants import CONFIG_KEY_READ, NS_SEP
 from langgraph._internal._fields import get_cached_annotated_keys
 from langgraph._internal._runnable import RunnableCallable
 from langgraph.errors import InvalidUpdateError
+from langgraph.graph import END
 from langgraph.graph._node import StateNodeSpec
 from langgraph.pregel._algo import apply_writes
 from langgraph.types import Command, Send
@@ -134,9 +135,10 @@ def work_pieces(returned: Any, targets: Sequence[str]) -> list[Any]:
     if isinstance(returned, Send):
         return [returned]
     if not isinstance(returned, Iterable) or isinstance(returned, str | Mapping):
-        a, came = next((one for one in targets if one != "__end__"), "END"), f"{type_of(returned)} ({returned!r:.60})"
+        a = next((one for one in targets if one != END), "END")
+        came = "None" if returned is None else f"{type_of(returned)} ({returned!r:.60})"
         said = f"and it returns a list with an input of '{a}' for each start, such as [{{...}}, {{...}}], or a list of Sends"
-        raise FlowError(f"the fan-out that starts '{a}' returned {came if returned is not None else 'None'}, {said}")
+        raise FlowError(f"the fan-out that starts '{a}' returned {came}, {said}")
     return list(returned)
 
 
