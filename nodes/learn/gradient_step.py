@@ -475,8 +475,11 @@ class GateCandidate(_LearnerNode):
         return checks
 
     def _check_corrected(self, corrected: Sequence[Exchange], candidate: str, live: str) -> Check:
-        texts = [one.feedback.correction if one.feedback else "" for one in corrected]
-        wanted = [replace(e, reply=replace(e.reply, text=t, token_ids=())) for e, t in zip(corrected, texts, strict=True)]
+        wanted = [
+            replace(e, reply=replace(e.reply, text=e.feedback.correction.strip(), token_ids=()))
+            for e in corrected
+            if e.feedback
+        ]
         try:
             new, old = (self.learner.measure(label, [*corrected, *wanted]) for label in (candidate, live))
         except UserError as error:  # a correction that does not fit the window, which no step has rejected yet

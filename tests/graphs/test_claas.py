@@ -225,6 +225,21 @@ async def test_a_version_that_half_learned_corrections_does_not_go_live(replay: 
     assert "corrected replies lost: 3 of 3" in done["why"]
 
 
+async def test_the_gate_reads_a_correction_as_a_step_imitates_it(replay: Replay, versions: Any) -> None:
+    """A step strips it. With a space or a line more the gate would ask for another reply, which nobody learned."""
+    learner, _, step = await begun(replay, versions)
+    replay.add_feedback("acme", "e0", Feedback(-1.0, correction=" blue\n"))
+    real, read = learner.measure, list[str]()
+
+    def measure(label: str, exchanges: Any) -> Any:
+        read.extend(one.reply.text for one in exchanges if not one.reply.token_ids)
+        return real(label, [replace(one, reply=replace(one.reply, token_ids=(2, urn.END))) for one in exchanges])
+
+    learner.measure = measure
+    await step()
+    assert read == ["blue", "blue"]  # by the candidate and by the live version
+
+
 async def test_the_first_step_counts_what_is_held_out(tmp_path: Path, versions: Any) -> None:
     """B_min feedbacks are enough, wherever they went: the first update comes within 10 scenarios."""
     for seed in range(5):
