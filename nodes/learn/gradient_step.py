@@ -321,7 +321,7 @@ def newest_liked(
     found = [row.exchange for row in rows if row.exchange.created >= since and (for_gate or row.state != "held")]
     rewarded = [(one, one.feedback) for one in found if one.feedback and one.reply.token_ids]
     liked = [one for one, said in rewarded if (said.reward or 0) > 0 and not said.is_mixed]
-    return liked if for_gate else liked[len(_spared(liked)) :]
+    return liked if for_gate or not gate.enabled else liked[len(_spared(liked)) :]
 
 
 def step_limits(gate: GateSettings) -> tuple[float, float]:

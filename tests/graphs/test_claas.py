@@ -25,7 +25,18 @@ from learngraph.memory.claas.adapters import Adapters
 from learngraph.memory.claas.replay import Replay
 from learngraph.memory.claas.settings import LoRA, ReplaySettings, TeacherSettings
 from learngraph.memory.errors import AdapterError, UserError
-from learngraph.memory.records import ChatRequest, Check, Correction, Exchange, ExchangeQuery, Feedback, Piece, Reply
+from learngraph.memory.records import (
+    ChatRequest,
+    Check,
+    Correction,
+    Exchange,
+    ExchangeQuery,
+    Feedback,
+    Minibatch,
+    Piece,
+    Reply,
+    Update,
+)
 from learngraph.memory.storage.checkpoints import open_checkpoints_async
 from learngraph.memory.storage.serializer import serializer
 from learngraph.nodes.learn.chat_turn import AwaitFeedback, KeepFeedback, RecordExchange, Respond
@@ -206,6 +217,27 @@ async def test_the_newest_corrections_are_left_to_the_gate(
     sample = SampleMinibatch(replay, versions, ReplaySettings(batch_size=12), urn.BASE, has_gate=has_gate)
     read = {one.id for one in replay.minibatch(sample({"tenant": "acme", "adapter": "default"})["batch"]).exchanges}
     assert {f"e{n}" for n in range(12)} - read == {f"e{n}" for n in range(12 - spared, 12)}
+
+
+@pytest.mark.parametrize(("enabled", "spared"), [(True, 4), (False, 0)])
+async def test_a_step_holds_the_newest_liked_replies_that_no_gate_asks_for(
+    replay: Replay, versions: Any, enabled: bool, spared: int
+) -> None:
+    await filled(replay)
+    for n in range(8):
+        replay.add_feedback("acme", f"e{n}", Feedback(1.0))
+    learner, held = urn.UrnLearner(versions), set[str]()
+    real = learner.step
+
+    def take(batch: Minibatch, correction: Correction) -> Update:
+        held.update(one.id for one in batch.liked)
+        return real(batch, correction)
+
+    learner.step = take  # type: ignore[method-assign]
+    await claas.build_learning(learner, replay, versions, changed(OPEN_GATE, gate={"enabled": enabled})).ainvoke(
+        {"tenant": "acme"}
+    )
+    assert held == {f"e{n}" for n in range(8 - spared)}
 
 
 async def test_a_version_that_half_learned_corrections_does_not_go_live(replay: Replay, versions: Any) -> None:
