@@ -146,18 +146,18 @@ def corrected_check(candidate: Measured, live: Measured, settings: GateSettings)
     Args:
         candidate, live: log-probabilities of n replies as they were, followed by the same n as they should have been.
     """
-    count = len(live.logprobs) // 2
-    new, old = (
-        list(map(math.fsum, zip(each[:count], each[count:], strict=True))) for each in map(_probabilities, (candidate, live))
-    )
+    new, old = _said_either_way(candidate), _said_either_way(live)
+    count = len(old)
     loses = sum(was >= 0.5 and not now >= 0.5 for now, was in zip(new, old, strict=True))
     note = f"{loses} of {count} corrected replies would be neither as they were nor as they should have been"
     return Check("corrected replies lost", loses / count, settings.max_own_loss, loses <= settings.max_own_loss * count, note)
 
 
-def _probabilities(measured: Measured) -> list[float]:
-    """Probability of each whole reply."""
-    return [math.exp(min(total, 0.0)) for total in measured.sums]
+def _said_either_way(measured: Measured) -> list[float]:
+    """Probability of each of n replies in one of its two ways; see `corrected_check`."""
+    said = [math.exp(min(total, 0.0)) for total in measured.sums]
+    half = len(said) // 2
+    return [was + wanted for was, wanted in zip(said[:half], said[half:], strict=True)]
 
 
 def is_gate_passed(found: Sequence[Check]) -> bool:

@@ -70,6 +70,8 @@ MAX_HALVINGS = 2
 whole step would fail."""
 WITNESSES = 32
 """Newest exchanges with a reward by which rewards are weighed."""
+CORRECTED_AMONG = 16
+"""Newest exchanges with feedback among which the gate looks for corrected replies."""
 SPARED = 4
 """Newest corrected replies, and newest liked ones, that a step does not read yet, at most half of them: the gate asks for them, since a
 version says by heart what it has just learned."""
@@ -296,8 +298,8 @@ def newest_rewarded(replay: Replay, tenant: str, adapter: str, count: int) -> li
 
 
 def newest_corrected(replay: Replay, tenant: str, adapter: str) -> list[Exchange]:
-    """Those of the newest exchanges with feedback (`WITNESSES` / 2) that have a correction and were not rejected, newest first."""
-    rows = replay.rows(ExchangeQuery(tenant, adapter, limit=WITNESSES // 2, is_rated=True))
+    """The exchanges with a correction among the newest `CORRECTED_AMONG` with feedback, newest first, without rejected exchanges."""
+    rows = replay.rows(ExchangeQuery(tenant, adapter, limit=CORRECTED_AMONG, is_rated=True))
     found = [row.exchange for row in rows if row.state != "rejected" and row.exchange.reply.token_ids]
     return [one for one in found if one.feedback is not None and one.feedback.correction.strip()]
 
