@@ -27,8 +27,8 @@ Learning, one gradient step:
               ones that are lost (p < .8 mu); then the whole adapter is shrunk by s in [0, 1], as little as keeps its entropy and its
               distance KL from the base model within the gate's bounds; a new immutable version    theta <- s AdamW(theta, grad L)
     commit    the step is taken: each exchange used once more                                   k <- k + 1
-    gate      every `every_steps` steps: candidate against live on the newest liked and corrected replies, of which the step has not read the
-              newest 4 each, on the retention set, in entropy, and in KL to the base
+    gate      every `every_steps` steps: candidate against live on the newest liked and corrected replies (a step does not draw the newest 4
+              corrected ones, nor hold the newest 4 liked ones), on the retention set, in entropy, and in KL to the base
     load      the engine takes the candidate in beside the live version
     promote   requests go to it, or a share of them
     drop      it never answers; learning goes on from the live version, with the same feedback and half the step (then a quarter)

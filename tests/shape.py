@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 86_138, "tests": 72_066}
+LINES: Mapping[str, int] = {"source": 86_144, "tests": 72_113}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -37,7 +37,7 @@ ROOMS: Mapping[str, int] = {
     "nodes/act": 1_916,
     "nodes/evaluate": 861,
     "nodes/extract": 2_033,
-    "nodes/learn": 1_556,
+    "nodes/learn": 1_562,
     "nodes/retrieve": 2_187,
     "nodes/synthesize": 1_315,
     "nodes/update": 2_075,

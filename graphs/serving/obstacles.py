@@ -103,12 +103,12 @@ def find_obstacles(settings: CLaaS, replay: Replay, versions: Adapters, turn: Ad
 def _help_with_gate(line: Mapping[str, Any]) -> str:
     """Remedies for the checks that a dropped version failed."""
     failed = {check["name"] for check in line.get("about", {}).get("gate", []) if not check["passed"]}
-    help = ["the feedback behind it teaches again, by half the step, when the next feedback comes"]
+    help = ["the feedback behind it teaches again, by a shorter step, when the next feedback comes"]
     if failed & {"shared words lost", "own words lost"}:
         help.append("feedback on new replies shows whether what was liked before is liked still")
     if "corrected replies lost" in failed:
         help.append(
-            "more corrections, which agree: by these the model says what nobody asked for to prompts that it has not learned"
+            "more corrections that agree: after learning the present ones, the model gives other corrected prompts a reply that nobody asked for"
         )
     if failed & {"kl", "entropy", "retention"}:
         help.append("a wider bound (--gate.max-kl, --gate.min-entropy-share, --gate.max-logprob-loss), or a rollback")

@@ -346,8 +346,8 @@ class Replay(ReplayQueries):
 
         An unfinished minibatch comes back first, unchanged. Otherwise records older than `max_age` are rejected, and those of other
         base models than `base_model` if it is given; `stratified_sample` takes `size` of the newest others,
-        of each end user at most `max_user_share`, and none of the ids `spared`. The draw depends only on the seed, the adapter, the step, and the number of this
-        step's released minibatches.
+        of each end user at most `max_user_share`, and none of the ids `spared` unless nothing else is ready. The draw depends only on the seed,
+        the adapter, the step, and the number of this step's released minibatches.
         """
         if size < 1:
             raise UserError(f"a minibatch has at least 1 exchange, asked for {size}")

@@ -73,8 +73,8 @@ WITNESSES = 32
 CORRECTED_AMONG = 16
 """Newest exchanges with feedback among which the gate looks for corrected replies."""
 SPARED = 4
-"""Newest corrected replies, and newest liked ones, that a step does not read yet, at most half of them: the gate asks for them, since a
-version says by heart what it has just learned."""
+"""Newest corrected replies that a step does not learn from, and newest liked replies that it does not hold; at most half of each kind. The
+gate reads them, since a version says by heart what it has just learned."""
 AdapterLookup = Callable[[str, str], "Adapters"]
 """(tenant, adapter) -> its versions."""
 
@@ -219,7 +219,7 @@ class SampleMinibatch(_MemoryNode):
     seed: int = 0
     """Seed of the draws."""
     has_gate: bool = True
-    """The newest corrections are left to it (`SPARED`)."""
+    """False: no gate reads the newest corrections, so that a step learns from them at once (`SPARED`)."""
 
     def __call__(self, state: GradientStepInput) -> StepStart:
         tenant, adapter = scope(state)
@@ -305,7 +305,7 @@ def newest_corrected(replay: Replay, tenant: str, adapter: str) -> list[Exchange
 
 
 def _spared(exchanges: list[Exchange]) -> list[Exchange]:
-    """Those of a kind that a step leaves to the gate; see `SPARED`."""
+    """The exchanges that a step leaves to the gate (`SPARED`), of exchanges of one kind, newest first."""
     return exchanges[: min(SPARED, len(exchanges) // 2)]
 
 
@@ -434,7 +434,8 @@ def route_commit(state: CandidateVersion) -> Literal["gate now", "later"]:
 
 @dataclass(frozen=True)
 class GateCandidate(_LearnerNode):
-    """Compare the candidate with the live version: liked replies, retention set, entropy, KL to the base (nodes/learn/gate.py).
+    """Compare the candidate with the live version: liked and corrected replies, retention set, entropy, KL to the base
+    (nodes/learn/gate.py).
 
     Feedback on replies from before the last rollback for falling rewards has no say: by it a version passed that users then liked less.
     """
