@@ -497,6 +497,28 @@ async def test_what_the_mouse_puts_in_and_the_check_passes_runs(tmp_path: Path, 
     assert seen == [1, 3, 1, 3]
 
 
+async def test_a_box_with_an_arrow_to_itself_is_taken_away_but_not_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page looked for its place for ever."""
+    monkeypatch.chdir(tmp_path)
+    edits = """import("./edit_text.js").then((edit) => {
+      const text = `flowchart LR
+  a [Look]
+  START --> a
+  a --> a
+  b --> END
+`, edges = [["START", "a"], ["a", "a"], ["b", "END"]].map(([source, target]) => ({ source, target, label: "" }));
+      const attempt = (change) => { try { return change(); } catch (error) { return String(error); } };
+      return [edit.removeBox(text, "a", edges), attempt(() => edit.moveInto(text, "a", edges[2], edges))];
+    })"""
+    with serve("agent.mmd") as url:
+        async with page(tmp_path / "profile", url) as opened:
+            removed, refused = await opened.run(edits)
+    assert removed == "flowchart LR\n  b --> END\n"
+    assert refused.startswith("Error: 'a' cannot be taken out of its place here")
+
+
 AGENT = """
 from typing import Annotated, Literal
 from pydantic import Field

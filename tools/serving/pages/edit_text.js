@@ -89,12 +89,20 @@ export function putLast(text, name, edges) {
   throw new Error(`Click the box that ${name} is to follow, or the arrow that it is to stand in: ${free.length ? `several lead to the end (${free.map(said).join("; ")})` : "no arrow that the drawing leads enters the end"}.`);
 }
 
-/** Without a box: what led to it leads on to where its arrow went. */
+/** A line that names a box, and draws no arrow. */
+const ALONE = /^\s*(\S+?)\s*(?:\[.*\]|\(.*\)|\{.*\})?\s*;?\s*$/;
+
+/** True if a box stands beside others, joined to them by &, in front of an arrow or behind it. */
+function isGrouped(text, name) {
+  const parts = text.split("\n").filter((line) => DRAWN.test(line)).flatMap((line) => line.trim().split(ARROW).filter((_, i) => i % 2 === 0));
+  return parts.some((part) => part.includes("&") && namesOf(part).includes(name));
+}
+
+/** Without a box: what led to it leads on to where its arrow went. null: it is left by other than one plain arrow to another box, or an
+ * arrow of its is led by a node itself, waits for several nodes, or is shared with other boxes. */
 function takeOut(text, name, edges) {
   const out = edges.filter((one) => one.source === name), around = edges.filter((one) => one.source === name || one.target === name);
-  let isJoined = around.some((one) => one.join);
-  rewrite(text, (chain) => { isJoined ||= chain.some((part, i) => i % 2 === 0 && part.includes("&") && namesOf(part).includes(name)); return [chain]; });
-  if (out.length !== 1 || out[0].label || out[0].dotted || isJoined || around.some((one) => one.bound)) throw new Error(`'${name}' cannot be taken out of its place here: only a box that one plain arrow leaves, and that no node leads to by itself. Its lines in the text can be edited.`);
+  if (out.length !== 1 || out[0].target === name || out[0].label || out[0].dotted || around.some((one) => one.bound || one.join) || isGrouped(text, name)) return null;
   return rewrite(text, (chain) => {
     const kept = [...chain];
     while (kept.length > 1 && namesOf(kept[0])[0] === name) kept.splice(0, 2);
@@ -123,15 +131,15 @@ function cutOut(text, name) {
 
 /** Without a box: what led to it leads on to where its arrow went; where several lead on, or one with a label, all its arrows go with it. */
 export function removeBox(text, name, edges) {
-  const alone = new RegExp(`^\\s*${name.replace(/[.+]/g, "\\$&")}\\s*(?:\\[.*\\]|\\(.*\\)|\\{.*\\})?\\s*;?\\s*$`);
-  let made;
-  try { made = takeOut(text, name, edges); } catch { made = cutOut(text, name); }
-  return changed(text, made.split("\n").filter((line) => !alone.test(line)).join("\n"));
+  const made = takeOut(text, name, edges) ?? cutOut(text, name);
+  return changed(text, made.split("\n").filter((line) => ALONE.exec(line)?.[1] !== name).join("\n"));
 }
 
 /** With a box taken out of its place and put into an arrow. */
 export function moveInto(text, name, edge, edges) {
-  const without = changed(text, takeOut(text, name, edges));
+  const made = takeOut(text, name, edges);
+  if (made === null) throw new Error(`'${name}' cannot be taken out of its place here: only a box that one plain arrow leaves, and that no node leads to by itself. Its lines in the text can be edited.`);
+  const without = changed(text, made);
   refuseBound(edge, name, edges);
   return putInto(without, name, edge, edges);
 }
