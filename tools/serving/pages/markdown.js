@@ -7,12 +7,16 @@ const INLINE = new RegExp([CODE, BOLD, LINK, BARE, ITALICS].map((one) => one.sou
 
 /** The parts of a line of text: a part is a text, or an element. */
 function inline(text) {
-  const found = INLINE.exec(text);
-  if (!found) return text ? [text] : [];
-  const [all, , code, bold, label, named, bare, italics] = found, address = named ?? bare;
-  const made = code !== undefined ? html`<code>${code}</code>` : bold !== undefined ? html`<strong>${inline(bold)}</strong>`
-    : address !== undefined ? html`<a href=${address} target="_blank" rel="noopener noreferrer">${bare ?? inline(label)}</a>` : html`<em>${inline(italics)}</em>`;
-  return [...inline(text.slice(0, found.index)), made, ...inline(text.slice(found.index + all.length))];
+  const parts = [];
+  let rest = text, found;
+  while ((found = INLINE.exec(rest)) !== null) {
+    const [all, , code, bold, label, named, bare, italics] = found, address = named ?? bare;
+    const made = code !== undefined ? html`<code>${code}</code>` : bold !== undefined ? html`<strong>${inline(bold)}</strong>`
+      : address !== undefined ? html`<a href=${address} target="_blank" rel="noopener noreferrer">${bare ?? inline(label)}</a>` : html`<em>${inline(italics)}</em>`;
+    parts.push(rest.slice(0, found.index), made);
+    rest = rest.slice(found.index + all.length);  // it is read as a text that begins here: `**a***b*` is bold and italic
+  }
+  return [...parts, rest].filter((part) => part !== "");
 }
 
 const FENCE = /^\s*(`{3,}|~{3,})/, HEADING = /^#{1,6}\s+(.*?)[\s#]*$/, ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/, indentOf = (line) => line.match(/^\s*/)[0].length;
