@@ -341,11 +341,13 @@ def parse_body(kind: type[T], data: Any) -> T:
 
 
 def validation_error(errors: Sequence[Mapping[str, Any]], data: Any, known: Iterable[str]) -> ApiError:
-    """An `ApiError` from the one of pydantic's errors that is deepest in the data, whose fields are known; a union of types gives several."""
+    """An `ApiError` from the one of pydantic's errors that is deepest in the data; a union of types gives several errors. `known`: names of
+    the body's fields."""
     found = [(*_error_place(error["loc"], data, error["type"] == "missing"), error) for error in errors]
     _, param, error = max(found, key=lambda item: (item[0], item[2]["type"] == "too_long"))
     if error["type"] == "extra_forbidden":
-        return ApiError(f"unknown field: {param}{did_you_mean(param, known)}", param=param, code="unknown_parameter")
+        hint = did_you_mean(param, known) if param in data else ""  # `known` are the fields of the top level
+        return ApiError(f"unknown field: {param}{hint}", param=param, code="unknown_parameter")
     if error["type"] == "missing":
         return ApiError(f"missing: {param}", param=param, code="missing_required_parameter")
     said = str(error["msg"])

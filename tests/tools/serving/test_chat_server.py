@@ -231,6 +231,13 @@ def test_what_cannot_be_honoured_is_refused_by_name(client: httpx.Client, more: 
     assert param.split(".")[-1].split("[")[0] in error["message"]
 
 
+def test_a_hint_is_given_for_fields_of_the_body_alone(client: httpx.Client) -> None:
+    nested = {"messages": [{"role": "user", "content": "x", "nam": "Ann"}]}
+    said = {"unknown field: mesages; did you mean messages?": {"mesages": []}, "unknown field: messages[0].nam": nested}
+    for message, more in said.items():
+        assert client.post("/v1/chat/completions", json=ASK | more).json()["error"]["message"] == message
+
+
 @pytest.mark.parametrize(
     "more",
     [
