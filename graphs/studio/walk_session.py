@@ -60,8 +60,8 @@ class WalkSession:
         self._first = {} if graph is None else {"": show_graph(to_mermaid(graph), graph)}
         self._branches: dict[str, WalkBranch] = {}
         self._graphs: dict[str, dict[str, Any]] = {}
-        self._current, self._version = "", randbits(40)  # which another process at the same address has not shown
-        self._first_version = self._version
+        self._current, self._version = "", 0
+        self._session = randbits(40)  # tells a page that another process answers at the same address
         self._runs = self._forks = 0
         self._ids = count()
         self._busy, self._stop, self._is_walking = Lock(), Event(), False
@@ -135,8 +135,8 @@ class WalkSession:
             "form": self.form,
             "settings": self.settings,
             "breaks": sorted(self._breaks),
-            "session": self._first_version,
-            "version": f"{self._version} {running}",
+            "session": self._session,
+            "version": f"{self._session} {self._version} {running}",
         }
 
     def _about(self, branch: WalkBranch) -> dict[str, Any]:

@@ -130,16 +130,18 @@ class Walk:
             self.graph = self.graph.copy({"store": BranchingStore(self.graph.store)})
         self._awaits_nodes = is_asynchronous(self.graph)
         if self._now is None:
-            now = self._snapshot()
-            self.place = self.place if "checkpoint_id" in self.place["configurable"] else now.config
+            now = self._snapshot()  # it refuses a place of which nothing is held
+            if "checkpoint_id" not in self.place["configurable"]:
+                self.place = now.config
 
     @property
-    def _is_asynchronous(self) -> bool:
+    def _in_loop(self) -> bool:
+        """True if the graph is called in the loop of walks: it awaits nodes, or its checkpointer is of the loop that waits here."""
         return self._awaits_nodes or is_of_this_loop(self._saver)
 
     def _snapshot(self) -> StateSnapshot:
         if self._now is None:
-            self._now = latest_moment(self.graph, self._is_asynchronous, self.place)
+            self._now = latest_moment(self.graph, self._in_loop, self.place)
         return self._now
 
     @property
@@ -377,13 +379,7 @@ class Walk:
         try:
             with self._remembering():
                 self.graph, self.place = write_edit(
-                    self.graph,
-                    self.place,
-                    channels,
-                    inside=self.inside,
-                    in_loop=self._is_asynchronous,
-                    nodes=nodes,
-                    ended=ended,
+                    self.graph, self.place, channels, inside=self.inside, in_loop=self._in_loop, nodes=nodes, ended=ended
                 )
         except Exception as error:  # a reducer, or a condition of the graph's, may raise anything
             self.branch, self._left = before.branch, before._left
@@ -451,7 +447,7 @@ class Walk:
             raise StepperError("this walk is the real run, which memory keeps anyway: only what-ifs are kept or dropped")
         self.branch.keep(replace=replace)
         self.branch = self._left = None
-        if write_back(self._saver, self._is_asynchronous, self.graph, self.place):
+        if write_back(self._saver, self._in_loop, self.graph, self.place):
             self.graph = self.graph.copy({"checkpointer": self._saver})
         return self
 
@@ -482,7 +478,7 @@ class Walk:
 
     def _copy_record(self, anew: bool = False) -> None:
         """Go on in a record of its own; `anew`: the nodes about to run there begin anew."""
-        saver = copy_record(self.graph.checkpointer, self._is_asynchronous, self.place, anew=anew)
+        saver = copy_record(self.graph.checkpointer, self._in_loop, self.place, anew=anew)
         self.graph = self.graph.copy({"checkpointer": saver})
         self._now, _ = descend(self._call("get_state", thread_of(self.place), subgraphs=bool(self.inside)), self.inside)
 
@@ -499,7 +495,7 @@ class Walk:
 
     def _turns(self) -> list[list[StateSnapshot]]:
         """The moments that led here, a list for each turn of a chat; inside a subgraph only those of its present run."""
-        history = read_history(self.graph, self._is_asynchronous, thread_of(self.place, ns=True))
+        history = read_history(self.graph, self._in_loop, thread_of(self.place, ns=True))
         return turns_to(self._snapshot(), history, only_last=bool(self.inside))
 
     def passes(self) -> dict[tuple[str, str], int]:
@@ -546,7 +542,7 @@ class Walk:
     def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call the graph in the walk's branch of memory."""
         with self._remembering():
-            return call_graph(self.graph, self._is_asynchronous, name, *args, **kwargs)
+            return call_graph(self.graph, self._in_loop, name, *args, **kwargs)
 
     def _remembering(self) -> AbstractContextManager[Any]:
         return self.branch.play() if self.branch is not None else nullcontext()
@@ -633,7 +629,7 @@ class Walk:
                 hear(event)
 
         with self._remembering():
-            if self._is_asynchronous:
+            if self._in_loop:
                 asyncio.run_coroutine_threadsafe(wait(), loop_of_walks()).result()
             else:
                 for event in self.graph.stream(input, config, **streams):

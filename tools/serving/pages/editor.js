@@ -98,18 +98,21 @@ export function EditorView({ ask, dirty, here }) {
   now.current = { file, text, choices, here, told };
   dirty.current = file !== null && text !== file.text;
 
+  const tellError = (error, more = {}) => setTold({ bad: true, text: error.message, isLost: error.isLost, ...more });
+  const forgetLost = () => setTold((one) => (one?.isLost ? null : one));  // the server answers again
+
   async function check(words) {
     const mine = (turn.current += 1);
     try {
       const found = await ask("check", { text: words });
-      setTold((one) => (one?.isLost ? null : one));  // it answers again
+      forgetLost();
       if (mine !== turn.current) return found.graph;
       if (found.graph) setPicture(found.graph);
       setUnread(!found.graph);
       setFindings(found.findings);
       mark(editor.current, found.findings);
       return found.graph;
-    } catch (error) { if (mine === turn.current) setTold({ bad: true, text: error.message, isLost: error.isLost }); }
+    } catch (error) { if (mine === turn.current) tellError(error); }
     return null;
   }
   async function save(version = now.current.file.version) {
@@ -121,7 +124,7 @@ export function EditorView({ ask, dirty, here }) {
       setTold({ text: saved.message, warn: !saved.runs });
       return "";
     } catch (error) {
-      setTold({ bad: true, text: error.message, isLost: error.isLost, theirs: error.details?.version ? error.details : null });
+      tellError(error, { theirs: error.details?.version ? error.details : null });
       return error.message;
     }
   }
@@ -131,7 +134,7 @@ export function EditorView({ ask, dirty, here }) {
     if (document.hidden || !now.current.file || (dirty.current && !now.current.told?.isLost)) return;
     try {
       const found = await ask("drawing"), known = now.current.file, isMine = dirty.current;
-      setTold((one) => (one?.isLost ? null : one));  // it answers again
+      forgetLost();
       if (found.graph === known.graph && (isMine || found.version === known.version)) return;
       setFile(isMine ? { ...known, graph: found.graph } : found);
       if (isMine || found.text === now.current.text) check(now.current.text);
@@ -154,7 +157,7 @@ export function EditorView({ ask, dirty, here }) {
       editor.current = makeEditor(host.current, found.text, () => names.current, changed, () => save());
       check(found.text);
     }, (error) => {
-      setTold({ bad: true, text: error.message, isLost: error.isLost });
+      tellError(error);
       if (error.isLost) timer = setTimeout(begin, 2000);
     });
     begin();

@@ -28,15 +28,20 @@ function NumberInput({ id, step, value, set, needed }) {
   return html`<input id=${id} type="number" ref=${(box) => box?.setCustomValidity(needed && box.value === "" ? needed : "")} step=${step} value=${read(text) === (value ?? null) ? text : String(value)} onInput=${write}/>`;
 }
 
+const isNumber = (schema) => schema.type === "number" || schema.type === "integer";
+
 /** `needed`: what is said of the field while it is empty and cannot be: a required number, or what is required and was given no value. */
 function Field({ id, name, schema, root, value, set, needed = "" }) {
-  const [was] = useState(value), lacks = (key, part) => (is.required ?? []).includes(key) && (was?.[key] === undefined || /^(number|integer)$/.test(part.type));
+  const [was] = useState(value), lacks = (key, part) => (is.required ?? []).includes(key) && (was?.[key] === undefined || isNumber(part));
   const is = resolve(schema, root), label = name;
   const group = (parts) => html`<fieldset>${label && html`<legend>${label}</legend>`}${parts}</fieldset>`;
   const inside = (key, part, found, write) => html`<${Field} key=${key} id=${`${id}-${key}`} name=${part.title ?? String(key)} schema=${part} root=${root} value=${found} set=${write} needed=${lacks(key, part) ? `${key} is required` : ""}/>`;
   const replaced = (i, made) => value.map((old, n) => (n === i ? made : old));
-  const isEmptied = (key, part, made) => made === null && /^(number|integer)$/.test(part.type) && !(is.required ?? []).includes(key);  // it is not given
-  const put = (key, part, made) => Object.fromEntries(Object.entries({ ...value, [key]: made }).filter(([name]) => name !== key || !isEmptied(key, part, made)));
+  const put = (key, part, made) => {
+    const changed = { ...value, [key]: made };
+    if (made === null && isNumber(part) && !is.required?.includes(key)) delete changed[key];  // an optional number that was emptied is not given
+    return changed;
+  };
   const isFor = ([, part]) => !part.only_for || part.only_for.includes(value?.type);
   if (is.properties) return group(Object.entries(is.properties).filter(isFor).map(([key, part]) => inside(key, { ...part, title: is.required?.includes(key) ? `${key} (required)` : key }, value?.[key], (made) => set(put(key, part, made)))));
   if (is.prefixItems) return group(is.prefixItems.map((part, i) => inside(i, part, value[i], (made) => set(replaced(i, made)))));
@@ -51,7 +56,7 @@ function Field({ id, name, schema, root, value, set, needed = "" }) {
   const choices = is.enum && (is.enum.includes(value) ? is.enum : [undefined, ...is.enum]);
   const field = is.enum ? html`<select id=${id} value=${value} onChange=${(event) => set(choices[event.currentTarget.selectedIndex])}>${choices.map((one) => html`<option selected=${one === value}>${one === undefined ? "not set" : String(one)}</option>`)}</select>`
     : is.type === "boolean" ? html`<input id=${id} type="checkbox" checked=${value} onChange=${(event) => set(event.currentTarget.checked)}/>`
-    : is.type === "number" || is.type === "integer" ? html`<${NumberInput} id=${id} step=${is.type === "integer" ? 1 : "any"} value=${value} set=${set} needed=${needed}/>`
+    : isNumber(is) ? html`<${NumberInput} id=${id} step=${is.type === "integer" ? 1 : "any"} value=${value} set=${set} needed=${needed}/>`
     : is.type === "string" && typeof (value ?? "") === "string" ? html`<textarea id=${id} ref=${(box) => box?.setCustomValidity(box.value.trim() ? "" : needed)} rows=${Math.min(10, Math.ceil((value ?? "").length / 60) || 1)} value=${value ?? ""} onInput=${(event) => set(event.currentTarget.value)}></textarea>`
     : html`<${Json} id=${id} value=${value} set=${set}/>`;
   return html`<div class="field">${label && html`<label for=${id}>${label}</label>`}${about}${field}</div>`;
