@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 86_144, "tests": 72_113}
+LINES: Mapping[str, int] = {"source": 86_144, "tests": 72_143}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -23,7 +23,7 @@ ROOMS: Mapping[str, int] = {
     "graphs/experiments": 7_677,
     "graphs/presets": 115,
     "graphs/serving": 2_422,
-    "graphs/studio": 2_216,
+    "graphs/studio": 2_217,
     "graphs/wiring": 4_644,
     "memory": 1_497,
     "memory/attempts": 650,

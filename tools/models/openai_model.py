@@ -54,9 +54,8 @@ WINDOWS: dict[str, int] = {
 """Beginning of a model's name, without its owner -> tokens of prompt and reply together, as its maker states them: a server of the
 OpenAI protocol does not tell them."""
 
-
 KEY_CHARS = 8
-"""Characters of a key from which on it is a secret: servers of one's own take any word, such as `none`."""
+"""Fewest characters of a key that errors hide. Shorter keys are words such as `none`, for servers of one's own that take any."""
 
 
 def known_window(model: str) -> int | None:

@@ -26,7 +26,7 @@ def names_of(nodes: Sequence[str]) -> str:
 
 
 def place_of(turns: int, turn: int, number: int) -> str:
-    """A moment in words, by its number; where there are several turns, by that of its turn, too, from 1."""
+    """The number of a moment, in words: `moment 3`; where there are several turns, `turn 2, moment 3`. Turns count from 1."""
     return f"turn {turn}, moment {number}" if turns > 1 else f"moment {number}"
 
 
@@ -99,7 +99,8 @@ def is_of_this_loop(saver: Any) -> bool:
     """True if a checkpointer belongs to the event loop that runs here: its synchronous calls would wait for that loop for ever.
 
     Raises:
-        StepperError: so would its asynchronous ones, which borrow connections from a pool that works in that loop.
+        StepperError: the checkpointer's connections come from a pool that works in the loop that would wait here, so that its
+            asynchronous calls would wait for ever, too.
     """
     try:
         is_here = getattr(saver, "loop", None) is asyncio.get_running_loop()

@@ -130,7 +130,7 @@ def channel_rows(name: str, value: Any) -> list[tuple[str, str, str]]:
 
 
 def _whole(value: Any) -> str:
-    """A value whose line is cut."""
+    """The whole text of a value whose line is cut."""
     said = message_line(value) if isinstance(value, BaseMessage) else value
     return said if isinstance(said, str) else pformat(said, width=110)
 

@@ -11,10 +11,11 @@
     walk.into("group", 2)                      into the third invocation of that node's subgraph; out() comes back
     walk.question, walk.resume("yes")          what `interrupt()` asks, and the answer
 
-`step`, `until`, `finish`, `into`, `out` and `resume` run nodes. Asynchronous nodes, and a checkpointer of the loop that waits meanwhile, are
-called on an event loop in a thread of its own; where no loop may wait, move with `await asyncio.to_thread(walk.step)`. Made for notebooks: the
-returned objects show themselves there and print as text elsewhere. Going back and on again executes nodes again, with all their effects.
-Where a node fails, its error is raised and the walk stands before that node; of nodes side by side those that ended do not run again.
+`step`, `until`, `finish`, `into`, `out` and `resume` run nodes. Asynchronous nodes are called on an event loop in a thread of its own,
+and so is a checkpointer that belongs to the caller's loop. In a loop that must not wait, move with `await asyncio.to_thread(walk.step)`.
+Made for notebooks: the returned objects show themselves there and print as text elsewhere. Going back and on again executes nodes again, with
+all their effects. Where a node fails, its error is raised and the walk stands before that node; of nodes side by side those that ended do
+not run again.
 
 A forked or edited walk, and one that went back, is a what-if: it sees the memories as they were at its moment, and writes into a branch
 of its own (memory/storage/branches.py), never into what the real run remembers. Its moments, too, are recorded apart, in this process's
@@ -527,7 +528,7 @@ class Walk:
         return f"{place}, before {names_of(self.next)}{told}"
 
     def _place(self) -> str:
-        """The graphs in which it stands, and the number of the moment there; of a chat's later turns their number too."""
+        """Where the walk stands, in words: the subgraphs that it is in, the turn of a chat that has several, and the moment's number."""
         where = "".join(f"{one.node}[{one.number}] > " if one.number else f"{one.node} > " for one in self.inside)
         turns = self._turns()
         return where + place_of(len(turns), len(turns), len(turns[-1]) - 1)

@@ -178,8 +178,8 @@ class ChatApi:
         return json_response(found, 202, {"location": f"/v1/jobs/{quote(receipt.job)}"})
 
     async def _prefer(self, tenant: str, id: str, body: FeedbackBody, reward: float | None, key: str) -> str:
-        """Store what a choice between two replies says of the one that was not chosen; returns a note if that reply has feedback already,
-        which stays: words say more than a choice, and what was learned from cannot be changed."""
+        """Store for the reply that was not chosen that it is worse, with the chosen one as its correction. Feedback that it has already
+        stays, and a note says so: the user's own words tell more, and what was learned from cannot change."""
         if reward is not None or body.correction is not None or body.better_than == id:
             raise ApiError("better_than names another reply, and stands for rewards and a correction", param="better_than")
         rows = [await self.backend.experience(tenant, each) for each in (id, body.better_than or "")]

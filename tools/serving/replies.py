@@ -155,7 +155,8 @@ def as_api_error(error: BaseException) -> ApiError:
     if isinstance(error, UserError):
         found = user_error_as_api_error(error)
         if found.message != str(error):
-            level = logging.ERROR if found.status >= 500 else logging.INFO  # an error is one that an operator can put right
+            # logged as an error only where the operator can put it right
+            level = logging.ERROR if found.status >= 500 else logging.INFO
             LOG.log(level, "request %s: %s", REQUEST_ID.get(), error)
         return found
     return ApiError("the server failed; its log has the reason, under the id in x-request-id", 500, code="internal_error")
