@@ -70,25 +70,18 @@ def _estimate(text: str) -> int:
     return len(_TOKENS.findall(text)) + len(text) - len(text.encode("ascii", "ignore"))
 
 
-_QUOTED = re.compile(r", got .*|(?<=refused to answer): .*|(?<=reply can be used): .*", re.DOTALL)
-
-
-def _without_words(error: str) -> str:
-    """An error without the words that it quotes of a reply: the reply may repeat what a user said, and a log has other readers."""
-    return _QUOTED.sub("", error)
-
-
 class BadReply(UserError, ValueError):
     """An error: no reply could be used in all tries. Names the prompt, the reason, and the last reply if it had any text. For logs,
     `reason` says it without words of a reply.
     """
 
-    def __init__(self, name: str, error: str, reply: str) -> None:
+    def __init__(self, name: str, unreadable: Unreadable, reply: str) -> None:
+        error = str(unreadable)
         shown = reply if len(reply) <= 200 else reply[:200] + "…"
         is_new = shown.strip() and repr(shown)[:60] not in error  # many errors quote it
         super().__init__(f"{name}: {error}" + (f"; the last reply was {shown!r}" if is_new else ""))
         self.name, self.error, self.reply = name, error, reply
-        self.reason = f"{name}: {_without_words(error)}"
+        self.reason = f"{name}: {unreadable.asked}"
 
 
 @dataclass(frozen=True)
@@ -140,10 +133,10 @@ class Ask(Runnable[Input, Output]):
                 error = unreadable
             if not isinstance(error, DoubtfulReply):
                 usage += Usage(unreadable=1, **({error.cause: 1} if error.cause else {}))
-            log.info("%s: reply %d of at most %d cannot be used: %s", self.asks, tries, MAX_TRIES, _without_words(str(error)))
+            log.info("%s: reply %d of at most %d cannot be used: %s", self.asks, tries, MAX_TRIES, error.asked)
             may_stop = may_stop and not isinstance(error, CutOff)  # the text may have stood in the model's thoughts
             messages = [*messages, _as_shown_again(reply), *self.retry_prompt.messages(error=str(error))]
-        bad = BadReply(self.asks, str(error), visible_text(reply))
+        bad = BadReply(self.asks, error, visible_text(reply))
         if self.on_bad_reply is None:
             raise bad
         log.warning("no usable reply in %d tries: %s", MAX_TRIES, bad.reason)

@@ -34,16 +34,26 @@ __all__ = [
     "read_values",
     "read_vote",
     "refusal_text",
-    "unlisted_message",
+    "unlisted_action",
     "visible_text",
 ]
 
 
 class Unreadable(ValueError):
-    """An error of a `read` function: the reply is not what was asked for. The model is asked again."""
+    """An error of a `read` function: the reply is not what was asked for. The model is asked again, with the error's text.
+
+    Args:
+        asked: what was asked for, without words of the reply, which may repeat what a user said: logs have other readers.
+        quoted: what follows in the error's text and quotes the reply.
+        error: the error's text where it is not `asked` and then `quoted`.
+    """
 
     cause = ""
     """The field of `Usage` that counts such replies, beside `unreadable`."""
+
+    def __init__(self, asked: str = "", quoted: str = "", error: str = "") -> None:
+        super().__init__(error or asked + quoted)
+        self.asked = asked
 
 
 class Refusal(Unreadable):
@@ -67,12 +77,14 @@ class CutOff(Unreadable):
 class DoubtfulReply(Unreadable):
     """A reply that can be read, but is probably not meant so. The model is asked once more, and then taken at its word.
 
-    Attributes:
+    Args:
+        doubt: what is wrong with it.
         channels: the update of the state if the reply is taken.
+        advice: what follows `doubt` in the error's text.
     """
 
-    def __init__(self, message: str, channels: Mapping[str, Any]) -> None:
-        super().__init__(message)
+    def __init__(self, doubt: Unreadable, channels: Mapping[str, Any], advice: str = "") -> None:
+        super().__init__(doubt.asked, error=f"{doubt}{advice}")
         self.channels = channels
 
 
@@ -93,7 +105,7 @@ def answer_text(reply: BaseMessage) -> str:
         Unreadable: it is empty.
     """
     if refusal := refusal_text(reply):
-        raise Refusal(f"the model refused to answer: {shorten(refusal)}")
+        raise Refusal("the model refused to answer", f": {shorten(refusal)}")
     if _finish_reason(reply) == "content_filter":
         raise Filtered("a content filter stopped the reply; write it in other words")
     answer, in_thought = split_thoughts(_text(reply))
@@ -229,7 +241,8 @@ def find_action(written: str, admissible: Sequence[str]) -> str | None:
             if (form := normal_form(line)) and (found := forms.get(form)):
                 if len(found) > 1:
                     either = " or ".join(map(repr, found[:3]))
-                    raise Unreadable(f"{shorten(written.strip())} may be {either}; write one of them exactly so")
+                    error = f"{shorten(written.strip())} may be {either}; write one of them exactly so"
+                    raise Unreadable("asked for one of the actions listed, got what may be several", error=error)
                 return found[0]
     return None
 
@@ -305,14 +318,15 @@ def read_action(reply: str, admissible: Sequence[str] = (), cut_off: bool = Fals
         return bare, False
     lines = {found for line in reply.splitlines() if _has_content(line) and (found := find_action(line, admissible))}
     if len(lines) != 1 or cut_off:
-        raise Unreadable(f"asked for a line 'Action: ...', got {shorten(reply[-80:])}")
+        raise Unreadable("asked for a line 'Action: ...'", f", got {shorten(reply[-80:])}")
     return lines.pop(), True
 
 
-def unlisted_message(action: str, admissible: Sequence[str]) -> str:
-    """A sentence that says that an action is not admissible, and names the nearest ones that are."""
+def unlisted_action(action: str, admissible: Sequence[str]) -> Unreadable:
+    """The error that an action is not admissible. It names the nearest ones that are."""
     near = " or ".join(map(repr, nearest_actions(action, admissible)))
-    return f"{shorten(action)} is not among the actions listed" + (f"; the nearest: {near}" if near else "")
+    error = f"{shorten(action)} is not among the actions listed" + (f"; the nearest: {near}" if near else "")
+    return Unreadable("asked for one of the actions listed, got another", error=error)
 
 
 # Votes and letters
@@ -373,7 +387,7 @@ def read_object(reply: str, *names: str) -> dict[str, Any]:
         if isinstance(value, dict)
     ]
     if not objects:
-        raise Unreadable(f"asked for a JSON object, got {shorten(reply)}")
+        raise Unreadable("asked for a JSON object", f", got {shorten(reply)}")
     return next((one for one in objects if any(name in one for name in names)), objects[0])
 
 
@@ -385,7 +399,7 @@ def read_values(reply: str, name: str) -> Any:
     """
     found = json_values(reply)
     if not found:
-        raise Unreadable(f"asked for a JSON object, got {shorten(reply)}")
+        raise Unreadable("asked for a JSON object", f", got {shorten(reply)}")
     for value in found:
         if isinstance(value, dict):
             held = {str(key).strip().lower(): one for key, one in value.items()}
@@ -441,19 +455,19 @@ def read_options(reply: str, admissible: Sequence[str] = (), admit: Callable[[st
         if "action" not in single:
             raise Unreadable('asked for {"options": [...]}, got no list of options')
         options = [single]
-    stated, wrong = StatedOptions({}, {}), list[str]()
+    stated, wrong = StatedOptions({}, {}), list[Unreadable]()
     for option in options:
         try:
             written, confidence = _read_option(option)
         except Unreadable as unreadable:
-            wrong.append(str(unreadable))
+            wrong.append(unreadable)
             continue
         action = (find_action(written, admissible) or admit(written)) if admissible else [*_peel(written)][-1]
         found = stated.confidences if action else stated.unlisted
         found[action or written] = max(confidence, found.get(action or written, 0.0))
-        wrong += [] if action else [unlisted_message(written, admissible)]
+        wrong += [] if action else [unlisted_action(written, admissible)]
     if not stated.confidences:
-        raise Unreadable(wrong[0])
+        raise wrong[0]
     return stated
 
 
@@ -461,5 +475,5 @@ def _read_option(option: Any) -> tuple[str, float]:
     held = {str(key).strip().lower(): value for key, value in option.items()} if isinstance(option, Mapping) else {}
     written, confidence = held.get("action"), read_number(held.get("confidence", held.get("probability")))
     if not isinstance(written, str) or not _has_content(written) or confidence is None or not 0 <= confidence <= 100:
-        raise Unreadable(f"asked for an action and a confidence from 0 to 100, got {shorten(str(option))}")
+        raise Unreadable("asked for an action and a confidence from 0 to 100", f", got {shorten(str(option))}")
     return written, confidence

@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 86_144, "tests": 72_143}
+LINES: Mapping[str, int] = {"source": 86_158, "tests": 72_185}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -33,10 +33,10 @@ ROOMS: Mapping[str, int] = {
     "memory/returns": 1_048,
     "memory/search": 1_503,
     "memory/storage": 3_011,
-    "nodes": 2_885,
-    "nodes/act": 1_916,
+    "nodes": 2_892,
+    "nodes/act": 1_918,
     "nodes/evaluate": 861,
-    "nodes/extract": 2_033,
+    "nodes/extract": 2_038,
     "nodes/learn": 1_562,
     "nodes/retrieve": 2_187,
     "nodes/synthesize": 1_315,

@@ -40,7 +40,7 @@ from ..read_reply import (
     read_letter,
     read_options,
     read_vote,
-    unlisted_message,
+    unlisted_action,
 )
 from ..reply_schemas import OPTIONS, reply_schema
 from ..state import CandidateChannels, HeadChannel, ObservationChannel, PlanChannels, TaskChannel
@@ -246,7 +246,7 @@ def logprobs_policy(
         named = read_letter(answer_text(reply), actions)
         if named is None:
             said = shorten(answer_text(reply), 40)
-            raise Unreadable(f"asked for one letter of {letters[0]}-{letters[-1]} and nothing else, got {said}")
+            raise Unreadable(f"asked for one letter of {letters[0]}-{letters[-1]} and nothing else", f", got {said}")
         # The letters that a model weighs within its thoughts are no answer, so the search goes from the end.
         for token in reversed(content):
             if read_letter(token["token"], actions) != named:
@@ -257,7 +257,9 @@ def logprobs_policy(
                 if letter:
                     seen[letter] = max(option["logprob"], seen.get(letter, -math.inf))
             return {"candidates": candidates_from_logits(actions, _complete({named: token["logprob"], **seen}, letters))}
-        raise Unreadable(f"asked for one letter of {letters[0]}-{letters[-1]} as one token, got {shorten(text(reply), 40)}")
+        raise Unreadable(
+            f"asked for one letter of {letters[0]}-{letters[-1]} as one token", f", got {shorten(text(reply), 40)}"
+        )
 
     again = Prompt.load("ask/again", prompts)
     asked = model.bind(logprobs=True, top_logprobs=20)
@@ -306,7 +308,8 @@ def verbalized_policy(
             options = list(dict.fromkeys([*known, *(here.actions if lost else ())]))
             proposed = {"candidates": candidates_from_logits(options, _complete(logits, options))}
         if lost and lost >= sum(known.values()):
-            raise DoubtfulReply(unlisted_message(max(unlisted, key=lambda one: unlisted[one]), here.actions), proposed)
+            likeliest = max(unlisted, key=lambda one: unlisted[one])
+            raise DoubtfulReply(unlisted_action(likeliest, here.actions), proposed)
         return proposed
 
     again, form = Prompt.load("ask/again", prompts), reply_schema(options=OPTIONS)
@@ -354,11 +357,10 @@ def act_policy(
             proposed |= {"vote": bool(vote), "usage": Usage(malformed=int(vote is None))}
         if is_listed or not actions or _takes_any_text(action, free_text):
             return proposed
+        unlisted = unlisted_action(action, actions)
         if not free_text:
-            raise Unreadable(unlisted_message(action, actions))
-        raise DoubtfulReply(
-            f"{unlisted_message(action, actions)}. If you mean it all the same, answer the same again", proposed
-        )
+            raise unlisted
+        raise DoubtfulReply(unlisted, proposed, ". If you mean it all the same, answer the same again")
 
     again = Prompt.load("ask/again", prompts)
     # A model that is told to think in tags may write the text of `STOP` there.

@@ -317,7 +317,7 @@ def _ask_for_steps(
     def read(reply: AIMessage, state: StepCount) -> ModelRewards:
         rewards, wrong = parse(answer_text(reply), state)
         if wrong:
-            raise Unreadable(wrong)
+            raise Unreadable("asked for a reward of each step, within its limits", error=wrong)
         return {"rewards": rewards, "unjudged": ""}
 
     def keep_what_is_there(bad: BadReply, state: StepCount) -> ModelRewards:
@@ -365,5 +365,5 @@ def read_score(reply: AIMessage, limits: tuple[float, float]) -> float:
     value = read_object(answer_text(reply), "score").get("score")
     (low, high), number = limits, read_number(value)
     if number is None or not low <= number <= high:
-        raise Unreadable(f"asked for a score from {low:g} to {high:g}, got {value!r}")
+        raise Unreadable(f"asked for a score from {low:g} to {high:g}", f", got {value!r}")
     return number

@@ -237,6 +237,11 @@ class Critic:
         ]
         return _fit_sections(heads, [written.get(r.number) or self.transcript(r) for r in rollouts], room, self.count)
 
+    @property
+    def asked_of_lessons(self) -> str:
+        """The words for logs where `rejection_reason` quotes the lesson."""
+        return f"asked for lessons of at most {self.limits.max_words} words that hold for other problems, too"
+
     def rejection_reason(self, insight: str, task: Task, rollouts: Sequence[Rollout] = ()) -> str:
         """The reason why an insight cannot be a lesson: too long, or it tells an answer, or a name that one problem has; empty if it can be one.
 
@@ -391,7 +396,7 @@ def contrast(model: Runnable[Any, Any], critic: Critic) -> Ask[GroupChannels, Gr
     def read(reply: AIMessage, state: GroupChannels) -> GroupInsights:
         found = [one_line(item) for item in read_list(answer_text(reply), "lessons", critic.limits.max_insights)]
         if wrong := [reason for item in found if (reason := critic.rejection_reason(item, state["task"], state["rollouts"]))]:
-            raise Unreadable(wrong[0])
+            raise Unreadable(critic.asked_of_lessons, error=wrong[0])
         votes, unknown = _votes(answer_text(reply), critic.visible_library(state, state["rollouts"]))
         failures = [f"contrast of {state['task'].id}: a vote on {id!r}, which was not shown" for id in unknown]
         return {"insights": found, "votes": votes, "failures": failures}
@@ -516,7 +521,7 @@ def propose(model: Runnable[Any, Any], critic: Critic) -> RuleProposer | Ask[Gro
     def read(reply: AIMessage, state: GroupChannels) -> ProposedEdits:
         edits, rulings, leaks, unruled = found_edits(answer_text(reply), state)
         if leaks:
-            raise Unreadable(leaks[0].reason)
+            raise Unreadable(critic.asked_of_lessons, error=leaks[0].reason)
         if unruled:
             raise Unreadable(f"asked what becomes of {', '.join(unruled)} (modify, merge, delete, or keep), got no edit of it")
         return {"edits": edits, "rulings": rulings}

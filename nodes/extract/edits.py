@@ -87,10 +87,10 @@ def read_edits(
             best = read
             break
     if best is None:
-        raise Unreadable(f"asked for {_FORM}, got {_short(reply)}")
+        raise Unreadable(f"asked for {_FORM}", f", got {_short(reply)}")
     edits, rulings, wrong = best
     if wrong and not edits:
-        raise Unreadable(f"asked for {_FORM}; nothing of the reply can be used: {'; '.join(wrong[:5])}")
+        raise Unreadable(f"asked for {_FORM}; nothing of the reply can be used", f": {'; '.join(wrong[:5])}")
     taken: list[Edit] = []
     changes = 0
     for edit in edits:
@@ -283,7 +283,7 @@ def read_list(reply: str, name: str, max_items: int) -> list[str]:
     worded = [texts for texts in bare if any(len(text.split()) > 2 for text in texts)]
     for texts in (*named, *worded, *(texts for texts in bare if not texts)):
         return texts[:max_items]
-    raise Unreadable(f'asked for {{"{name}": ["...", ...]}}, got {_short(reply)}')
+    raise Unreadable(f'asked for {{"{name}": ["...", ...]}}', f", got {_short(reply)}")
 
 
 def _item_text(item: Any) -> str:

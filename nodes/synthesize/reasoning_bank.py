@@ -200,9 +200,9 @@ def _items(reply: str, most: int) -> list[Item]:
 def _item(found: Any) -> Item:
     names = ("title", "description", "content")
     if not isinstance(found, dict) or found.keys() != {*names}:
-        raise Unreadable(f"asked for items with title, description and content, and nothing else, got {str(found)[:80]!r}")
+        raise Unreadable("asked for items with title, description and content, and nothing else", f", got {str(found)[:80]!r}")
     if not all(isinstance(value, str) and value.strip() for value in found.values()):
-        raise Unreadable(f"asked for a text as title, description and content, got {str(found)[:80]!r}")
+        raise Unreadable("asked for a text as title, description and content", f", got {str(found)[:80]!r}")
     title, description, content = (" ".join(found[name].split()) for name in names)
     return title, description, content
 
@@ -273,7 +273,7 @@ def verdict(
         if not isinstance(success, bool):
             success = read_vote(f"success: {success}", "success")
         if success is None or not isinstance(reason, str) or not reason.strip():
-            raise Unreadable(f'asked for {{"success": true or false, "reason": "..."}}, got {shorten(answer[-80:])}')
+            raise Unreadable('asked for {"success": true or false, "reason": "..."}', f", got {shorten(answer[-80:])}")
         return {"note": f"{'success' if success else 'failure'}: {' '.join(reason.split())}"}
 
     again, form = Prompt.load("ask/again", prompts), reply_schema(success=BOOLEAN, reason=TEXT)

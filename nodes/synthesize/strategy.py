@@ -188,12 +188,12 @@ def synthesize(
         answer = answer_text(reply)
         thought, *marked = re.split(_MARK, answer)
         if writer.needs_marker and not marked:
-            raise Unreadable(f"asked for a line 'Strategy: ...', got {shorten(answer[-80:])}")
+            raise Unreadable("asked for a line 'Strategy: ...'", f", got {shorten(answer[-80:])}")
         written = re.split(r"</strategy>", marked[-1] if marked else thought, flags=re.IGNORECASE)[0]
         advice = _bullets(written, writer.most_words)
         if not advice or writer.count(advice) > writer.max_strategy_tokens:
             least = f"in at most {writer.most_words} words" if writer.most_words else f"of {writer.max_strategy_tokens} tokens"
-            raise Unreadable(f"asked for one to three items of advice {least}, got {shorten(written.strip())}")
+            raise Unreadable(f"asked for one to three items of advice {least}", f", got {shorten(written.strip())}")
         return writer.state_update(state, "" if advice.lower() == "nothing" else advice, text(reply), "model")
 
     def on_bad_reply(bad: BadReply, state: StrategyInputs) -> NewStrategy:

@@ -319,7 +319,7 @@ def evolve_configuration(
         if not isinstance(guide, str) or not guide.strip():
             raise Unreadable(f"asked for {inputs.form}, got no text as guide")
         if isinstance(examples, bool) or not isinstance(examples, int | float) or not 0 <= examples <= MAX_EXAMPLES:
-            raise Unreadable(f"asked for a number from 0 to {MAX_EXAMPLES} as examples, got {str(examples)[:40]!r}")
+            raise Unreadable(f"asked for a number from 0 to {MAX_EXAMPLES} as examples", f", got {str(examples)[:40]!r}")
         child = replace(
             played,
             number=inputs.buffer.count(state["run"], state["episode"]) + 1,
@@ -344,7 +344,7 @@ def _read_routine(routine: Any, before: str) -> str:
     if routine is None:
         return before
     if not isinstance(routine, str):
-        raise Unreadable(f"asked for a text as routine, got {str(routine)[:40]!r}")
+        raise Unreadable("asked for a text as routine", f", got {str(routine)[:40]!r}")
     lines = routine.strip().splitlines()
     if len(lines) > 1 and lines[0].startswith("```") and lines[-1].strip() == "```":
         lines = lines[1:-1]

@@ -1,6 +1,9 @@
 """Asking a model: read, ask again with the error, give up in words; the same sync and async."""
 
 import asyncio
+import re
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -8,10 +11,13 @@ from langchain_core.callbacks import AsyncCallbackManager, BaseCallbackHandler
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage
 
+from learngraph.memory.lessons.library import Library, LibraryLimits
 from learngraph.memory.records import Usage
 from learngraph.nodes.ask import Ask, BadReply, text
+from learngraph.nodes.evaluate.judge import read_score
+from learngraph.nodes.extract.edits import read_edits, read_list
 from learngraph.nodes.prompt import Prompt
-from learngraph.nodes.read_reply import Unreadable
+from learngraph.nodes.read_reply import Unreadable, answer_text, read_action, read_object, read_options
 
 
 class Heard(GenericFakeChatModel):
@@ -33,7 +39,7 @@ def number(reply: AIMessage, state: Any) -> dict[str, Any]:
     try:
         return {"n": int(text(reply)) + state["n"]}
     except ValueError:
-        raise Unreadable(f"asked for a number, got {text(reply)!r}") from None
+        raise Unreadable("asked for a number", f", got {text(reply)!r}") from None
 
 
 def ask(model: Heard, **more: Any) -> Ask:
@@ -73,6 +79,34 @@ def test_gives_up_in_words(run: Any) -> None:
 def test_or_records_that_it_is_missing(run: Any) -> None:
     lost = ask(model("a", "b", "c"), on_bad_reply=lambda bad, state: {"n": None, "why": bad.error})
     assert run(lost, {"n": 0}) == {"n": None, "why": "asked for a number, got 'c'", "usage": Usage(3, 30, 6, unreadable=3)}
+
+
+@pytest.mark.parametrize(
+    ("read", "reply"),
+    [
+        (lambda said: read_action(said, ["heron", "Heron"]), "Action: HERON"),
+        (lambda said: read_action(said, ["go", "look"]), "a heron"),
+        (lambda said: read_options(said, ["go", "look"]), '{"options": [{"action": "heron", "confidence": 50}]}'),
+        (lambda said: read_options(said, ["go", "look"]), '{"options": [{"action": "heron", "confidence": "much"}]}'),
+        (lambda said: read_object(said), "a heron"),
+        (lambda said: read_score(AIMessage(said), (0.0, 1.0)), '{"score": "heron"}'),
+        (lambda said: read_edits(said, Library(()), 3, LibraryLimits()), '{"edits": [{"op": "heron", "text": "a b c"}]}'),
+        (lambda said: read_edits(said, Library(()), 3, LibraryLimits()), "a heron"),
+        (lambda said: read_list(said, "lessons", 3), "a heron"),
+        (lambda said: answer_text(AIMessage([{"type": "refusal", "refusal": said}])), "no heron"),
+    ],
+)
+def test_the_log_repeats_no_words_of_a_reply(
+    read: Callable[[str], Any], reply: str, caplog: pytest.LogCaptureFixture, run: Any
+) -> None:
+    caplog.set_level("INFO", "learngraph")
+    asked = ask(model(reply, reply, reply), on_bad_reply=lambda bad, state: {"why": bad.error})
+    assert "heron" in run(replace(asked, read=lambda said, state: read(text(said))), {"n": 0})["why"].lower(), (
+        "the model is told"
+    )
+    assert len(caplog.messages) == 4
+    assert "heron" not in caplog.text.lower()
+    assert all(re.search(r"(asked for|refused) .*$", line) for line in caplog.messages), "it says what was asked for"
 
 
 def test_other_errors_pass_through(run: Any) -> None:

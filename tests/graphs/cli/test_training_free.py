@@ -25,6 +25,7 @@ from learngraph.memory.lessons.versions import LibraryVersions
 from learngraph.memory.records import Lesson, Rollout, Task
 from learngraph.nodes.ask import BadReply
 from learngraph.nodes.extract.rollouts import RolloutTimeout
+from learngraph.nodes.read_reply import Unreadable
 from learngraph.tools.agent_tools import interpreter
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 from learngraph.tools.environments.passages import Passages
@@ -659,7 +660,7 @@ def test_what_the_agent_does_itself_is_no_outage() -> None:
         return Rollout("s0/test/t/0", Task("t", "go"), 0, None, error=str(error))
 
     for own in (
-        BadReply("act/choose", "asked for a letter", "x" * 900),
+        BadReply("act/choose", Unreadable("asked for a letter"), "x" * 900),
         RolloutTimeout("took longer than 5 s"),
         "no reward: unsure",
     ):

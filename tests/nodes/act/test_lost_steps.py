@@ -28,6 +28,7 @@ from learngraph.nodes.act.episode import MAX_LOST_STEPS
 from learngraph.nodes.act.policies import RecentStepsPrompt, act_policy, answer_policy, logprobs_policy, verbalized_policy
 from learngraph.nodes.ask import BadReply
 from learngraph.nodes.evaluate.judge import RuleJudge
+from learngraph.nodes.read_reply import Unreadable
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 from learngraph.tools.environments.science_world import ScienceWorld
 from learngraph.tools.models.models import open_model
@@ -225,7 +226,7 @@ def test_an_answer_that_was_never_given_is_asked_for_again_and_then_empty(openai
 
 
 def test_an_error_without_a_text_says_no_empty_quotes() -> None:
-    assert str(BadReply("act/write", "the model refused", "")) == "act/write: the model refused"
+    assert str(BadReply("act/write", Unreadable("the model refused"), "")) == "act/write: the model refused"
 
 
 # Episodes

@@ -199,14 +199,18 @@ def test_verbalized_malformed_replies(reply: str, words: str) -> None:
         (0, 1, {"take the lamp": 1.0}),
     ],
 )
-def test_confidence_in_what_is_not_listed_is_doubt(flying: int, asked: int, chances: dict[str, float]) -> None:
-    """From half of the whole on the model is asked once more, and told the nearest action."""
+def test_confidence_in_what_is_not_listed_is_doubt(
+    flying: int, asked: int, chances: dict[str, float], caplog: pytest.LogCaptureFixture
+) -> None:
+    """From half of the whole on the model is asked once more, and told the nearest action; the log does not repeat its words."""
+    caplog.set_level("INFO", "learngraph")
     fly = [{"action": "fly north", "confidence": flying}][: bool(flying)]
     model = ScriptedChat(replies=[json.dumps({"options": [*fly, {"action": "take the lamp", "confidence": 100 - flying}]})])
     found = ask(verbalized_policy(model, RecentStepsPrompt(Journal())), state())
     assert {one.action: math.exp(one.logit) for one in found} == pytest.approx(chances)
     assert len(model.asked) == asked
     assert ("'fly north' is not among the actions listed; the nearest: 'go north'" in model.prompt(asked - 1)) == (asked > 1)
+    assert ("fly" in caplog.text, "asked for one of the actions listed" in caplog.text) == (False, asked > 1)
 
 
 def test_policies_that_choose_from_a_list_need_one(tiny: str) -> None:

@@ -232,12 +232,14 @@ def test_insights_that_are_too_long_are_asked_for_again_with_the_reason_and_the_
     assert "1 of 2 insights" in out["failures"][0]
 
 
-def test_an_insight_that_tells_the_answer_is_no_lesson() -> None:
+def test_an_insight_that_tells_the_answer_is_no_lesson(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "learngraph")
     model = Scripted('{"lessons": ["when a sum is asked, say 1042.", "when 10421 or 42 comes up, add"]}')
     told = critic(reference=lambda task: "1042")
     out = contrast(model, told).invoke(group(TWO))
     assert out["insights"] == ["when 10421 or 42 comes up, add"]
     assert "tells this problem's answer" in model.prompts[1]
+    assert ("1042" in caplog.text, "asked for lessons of at most 32 words that" in caplog.text) == (False, True)
     common = critic(reference=lambda task: "say")
     assert len(contrast(model, common).invoke(group(TWO))["insights"]) == 2
 
