@@ -85,6 +85,18 @@ async def press(opened: browser.Browser, *keys: str, ctrl: bool = False) -> None
         await opened.ask("Input.dispatchKeyEvent", type="keyUp", key=key)
 
 
+async def say(opened: browser.Browser, text: str) -> None:
+    """Say this to the agent in the chat."""
+    await opened.run("document.querySelector('.chat textarea').focus()")
+    await opened.ask("Input.insertText", text=text)
+    await press(opened, "Enter")
+
+
+def tool(label: str) -> str:
+    """The JavaScript of the toolbar's button whose text begins so."""
+    return f"[...document.querySelectorAll('.toolbar button')].find((one) => one.textContent.startsWith({label!r}))"
+
+
 COLUMNS = "document.querySelector('.columns').textContent"
 LIT = "[...document.querySelectorAll('.box.lit .name')].map((one) => one.textContent).join()"
 FOCUS = "(document.activeElement.getAttribute('aria-label') ?? document.activeElement.textContent).trim()"
@@ -544,9 +556,7 @@ async def test_an_agent_is_talked_to_and_its_call_approved_with_another_argument
         async with page(app_folder / "profile", url) as opened:
             await opened.run("location.hash = 'walk'")
             await until(opened, "document.querySelector('.chat textarea') !== null")
-            await opened.run("document.querySelector('.chat textarea').focus()")
-            await opened.ask("Input.insertText", text="It arrived broken.")
-            await press(opened, "Enter")
+            await say(opened, "It arrived broken.")
             fields = "document.querySelectorAll('form.ask select, form.ask textarea').length"
             await until(opened, f"{fields} === 1 && {said}.length === 2")  # an argument that is approved is not typed
             asked = await opened.run("document.querySelector('form.ask').textContent")
@@ -567,16 +577,12 @@ async def test_an_agent_is_talked_to_and_its_call_approved_with_another_argument
                 await until(opened, f"{days}.validationMessage === '{'' if text else 'days is required'}'")
                 await opened.run("document.querySelector('form.ask button.main').click()")
             await until(opened, f"{said}.length === 2 && document.querySelector('form.ask') === null || {said}.length > 2")
-            await opened.run(
-                "[...document.querySelectorAll('.toolbar button')].find((one) => one.textContent.startsWith('Finish')).click()"
-            )
+            await opened.run(f"{tool('Finish')}.click()")
             await until(opened, f"{said}.length === 4")
             told = await opened.run(said)
             assert (told[2].endswith(f"{other}: arranged"), told[3]) == (True, "ai It is done.")
             await until(opened, "!document.querySelector('.chat textarea').disabled")
-            await opened.run("document.querySelector('.chat textarea').focus()")
-            await opened.ask("Input.insertText", text="And my lamp?")
-            await press(opened, "Enter")
+            await say(opened, "And my lamp?")
             await until(opened, f"{said}.length === 6 && document.querySelectorAll('.forks li').length === 2")
 
 
@@ -609,9 +615,7 @@ async def test_a_models_markdown_is_shown_and_its_tags_stay_text(app_folder: Pat
         async with page(app_folder / "profile", url) as opened:
             await opened.run("location.hash = 'walk'")
             await until(opened, "document.querySelector('.chat textarea') !== null")
-            await opened.run("document.querySelector('.chat textarea').focus()")
-            await opened.ask("Input.insertText", text="**Hm**")
-            await press(opened, "Enter")
+            await say(opened, "**Hm**")
             await until(opened, "document.querySelectorAll('.chat .said').length === 2")
             shown = await opened.run(READ)
             assert await opened.run("import('./markdown.js').then((made) => made.markdown('*a* '.repeat(20_000)).length)") == 1
@@ -941,17 +945,13 @@ async def test_the_widget_takes_the_focus_for_a_question_only_where_the_user_wor
         assert await opened.run(cell)
         walk.back()
         await answer_until(f"{form} === null && {LIT} === 'plan'")
-        await opened.run(
-            "[...document.querySelectorAll('.toolbar button')].find((one) => /^Finish/.test(one.textContent)).focus()"
-        )
+        await opened.run(f"{tool('Finish')}.focus()")
         await press(opened, "Enter")
         await opened.run("cell.focus()")  # the user goes on in the notebook meanwhile
         await answer_until(f"{form}?.closest('[hidden]') === null")
         await opened.run("new Promise(requestAnimationFrame)")
         assert await opened.run(cell)
-        await opened.run(
-            "[...document.querySelectorAll('.toolbar button')].find((one) => /^Back/.test(one.textContent)).focus()"
-        )
+        await opened.run(f"{tool('Back')}.focus()")
         await press(opened, "Enter")
         await answer_until(f"{form} === null && document.activeElement === document.querySelector('section.run')")
         await press(opened, "e")
