@@ -4,9 +4,9 @@ import asyncio
 from typing import Any
 
 import pytest
+from billing_tool import billing_tool
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
-from langchain_core.tools import StructuredTool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
@@ -48,16 +48,7 @@ def make_team(**options: Any) -> tuple[Any, Supervisor, list[SynapseMiddleware]]
     store, model = InMemoryStore(), Supervisor()
     team = [SynapseMiddleware(store, name="supervisor"), SynapseMiddleware(store, name="billing", **options)]
     biller = create_agent(Biller(), [], middleware=team[1:])
-
-    def ask(what: str) -> str:
-        """Ask billing."""
-        return str(biller.invoke({"messages": what})["messages"][-1].text)
-
-    async def aask(what: str) -> str:
-        return str((await biller.ainvoke({"messages": what}))["messages"][-1].text)
-
-    ask_billing = StructuredTool.from_function(ask, aask, name="ask_billing")
-    return create_agent(model, [ask_billing], middleware=team[:1], checkpointer=InMemorySaver()), model, team
+    return create_agent(model, [billing_tool(biller)], middleware=team[:1], checkpointer=InMemorySaver()), model, team
 
 
 def rated(learner: SynapseMiddleware) -> dict[str, float | None]:
@@ -125,12 +116,7 @@ def test_a_sub_agent_works_for_the_tenant_of_its_supervisors_thread(scope: Any, 
 
 def test_a_sub_agent_works_for_the_tenant_of_a_graph_of_ones_own() -> None:
     supervisor, billing = [SynapseMiddleware(InMemoryStore(), name=name) for name in ("supervisor", "billing")]
-    biller = create_agent(Biller(), [], middleware=[billing])
-
-    def ask_billing(what: str) -> str:
-        """Ask billing."""
-        return str(biller.invoke({"messages": what})["messages"][-1].text)
-
+    ask_billing = billing_tool(create_agent(Biller(), [], middleware=[billing]))
     tools = ToolNode([ask_billing], wrap_tool_call=supervisor.wrap_tool_call)
     builder = StateGraph(LearningState).add_node("model", supervisor.node(Supervisor(), [ask_billing])).add_node(tools)
     builder.add_edge(START, "model").add_conditional_edges("model", tools_condition).add_edge("tools", "model")
@@ -143,12 +129,7 @@ def test_a_sub_agent_works_for_the_tenant_of_a_graph_of_ones_own() -> None:
 
 def test_a_sub_agent_that_is_given_a_tenant_works_for_that_one() -> None:
     learners = [SynapseMiddleware(store := InMemoryStore(), name=name) for name in ("supervisor", "billing")]
-    biller = create_agent(Biller(), [], middleware=learners[1:])
-
-    def ask_billing(what: str) -> str:
-        """Ask billing."""
-        return str(biller.invoke({"messages": what}, {"configurable": {"tenant": "bank"}})["messages"][-1].text)
-
+    ask_billing = billing_tool(create_agent(Biller(), [], middleware=learners[1:]), {"configurable": {"tenant": "bank"}})
     graph = create_agent(Supervisor(), [ask_billing], middleware=learners[:1], store=store)
     graph.invoke({"messages": "May"}, {"configurable": {"thread_id": "t", "tenant": "acme"}})
     assert [one.scopes() for one in learners] == [[{"tenant": "acme"}], [{"tenant": "bank"}]]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from billing_tool import billing_tool
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
@@ -50,12 +51,7 @@ class Team:
     def __init__(self) -> None:
         store = InMemoryStore()
         self.learners = [SynapseMiddleware(store, name=name) for name in NAMES]
-        biller = create_agent(Biller(), [], middleware=self.learners[1:])
-
-        def ask_billing(what: str) -> str:
-            """Ask billing."""
-            return str(biller.invoke({"messages": what})["messages"][-1].text)
-
+        ask_billing = billing_tool(create_agent(Biller(), [], middleware=self.learners[1:]))
         self.graph = create_agent(Supervisor(), [ask_billing], middleware=self.learners[:1], checkpointer=InMemorySaver())
         self.replies = list[str]()
 
