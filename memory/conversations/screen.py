@@ -1,6 +1,6 @@
 """The screen between conversations and memory: what is kept out, what is blackened, and what a person has to look at first.
 
-    redact      secrets (keys, tokens, passwords, card numbers), and with `pii` addresses, phone and identity numbers, become `[secret]`
+    redact      secrets (keys, tokens, passwords, PINs, card numbers), and with `pii` addresses, phone and identity numbers, become `[secret]`
     suspicion   texts that read like instructions to the agent: a conversation in which a user writes one is quarantined
     learnable   messages without calls of tools that are never to be learned, and without their results
     steps       the steps without the words of tools, and with the origin of values that only a tool has said (origins.py)
@@ -36,8 +36,21 @@ _SECRETS = re.compile(
     r"|(?<=://)[^\s/:@]+:[^\s/@]+(?=@)",
     re.DOTALL,
 )
-_NAMED = re.compile(
-    r"(?i)\b((?:api[_ -]?key|secret|token|pass(?:word|wd|phrase)|pwd)\b[\"']?\s*(?:[:=]|is)\s*[\"']?)([^\s\"',;]{6,})"
+_NAMED = re.compile(r"(?i)\b((?:api[_ -]?key|secret|token)\b[\"']?\s*(?:[:=]|is\b)\s*[\"']?)([^\s\"',;]{6,})")
+_IS = r"\s*(?:[:=]|(?:is|was|ist|war|lautet|es|era|est)\b:?)\s*[\"'`\u201c\u201e]?"
+_NO_PASSWORD = (
+    r"(?:\w+(?:ed|ing|able|ly|[ckp]t)|wrong|correct|right|good|weak|strong|safe|secure|secret|stolen|forgotten|broken|known|unknown|gone|invalid|"
+    r"empty|blank|reset|there|here|what|also|still|never|always|again|back|been|fine|very|only|same|long|short|different|please|without|"
+    r"because|your|this|that|from|case|when|nicht|falsch|ung\u00fcltig|vergessen|jetzt|immer|noch|bitte)[.!?:)]*(?![^\s,;\"'])"
+)
+_PASSWORD = re.compile(
+    r"(?i)\b((?:pass(?:word|wd|phrase|code|wort)|pwd|kennwort|contrase\u00f1a|mot de passe)\b[\"']?"
+    rf"(?:(?:\s+(?:for|to|of|at|f\u00fcr|zu)(?:\s+[\w.-]+){{1,4}}?)?{_IS}(?!{_NO_PASSWORD})"
+    r"|(?:(?<=\bmy password)\s+to)?\s+(?=\S*\d)(?=\S*[a-z])(?=\S{6})))([^\s\"'`,;:=][^\s\"'`,;]{3,})"
+)
+"""A password after its name and `is`, without words such as `wrong`; or one of letters and digits right after its name."""
+_PIN = re.compile(
+    rf"(?i)\b((?:pin|otp|cvv|cvc|geheimzahl)(?:[ -]?(?:code|number|nummer))?\b[\"']?(?:{_IS}|\s+))\d{{3,12}}\b(?![.,:/-]\d)"
 )
 _CARD = re.compile(r"\b\d(?:[ -]?\d){12,18}\b")
 _PII = re.compile(
@@ -73,7 +86,7 @@ class Screen:
     """The screen at every write to a memory of conversations: `screen=Screen(pii=True)` of a learner.
 
     Args:
-        redacts: True, the default: secrets (keys, tokens, passwords after their name, card numbers) become `[secret]`.
+        redacts: True, the default: secrets (keys, tokens, passwords and PINs after their name, card numbers) become `[secret]`.
         pii: True: e-mail addresses, IBANs, US social security numbers, and phone numbers with a country code or as 415-555-2671 become
             `[private]`, and no national forms. Calls that have them as arguments are then remembered without them. By default False.
         unlearned_tools: names of tools of which nothing is learned: neither that they were called, nor what they said. By default none.
@@ -229,6 +242,7 @@ def _learnable_steps(done: Sequence[Transition]) -> list[Transition | None]:
 @lru_cache(maxsize=8_192)
 def _redacted(text: str, pii: bool) -> str:
     text = _NAMED.sub(r"\1[secret]", _SECRETS.sub("[secret]", text))
+    text = _PIN.sub(r"\1[secret]", _PASSWORD.sub(r"\1[secret]", text))
     text = _CARD.sub(lambda found: "[secret]" if _is_card(found[0]) else found[0], text)
     return _PII.sub("[private]", text) if pii else text
 

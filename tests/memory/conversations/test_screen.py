@@ -23,6 +23,11 @@ from learngraph.memory.errors import UserError
         ("my key is sk-proj-abcdefghijklmnop1234, thanks", "my key is [secret], thanks"),
         ("AKIAABCDEFGHIJKLMNOP", "[secret]"),
         ("password: hunter22!, please", "password: [secret], please"),
+        ("My password is hunter, and my PIN: 1234", "My password is [secret], and my PIN: [secret]"),
+        ("my old password was 'S3same!'. Passwort: geheim12", "my old password was '[secret]'. Passwort: [secret]"),
+        ("the password for the web shop is swordfish", "the password for the web shop is [secret]"),
+        ("change my password to Winter2024; PIN code 0815", "change my password to [secret]; PIN code [secret]"),
+        ("Mein Kennwort lautet Sommerzeit. CVV 123", "Mein Kennwort lautet [secret] CVV [secret]"),
         ("postgres://app:s3cr3t@db/shop", "postgres://[secret]@db/shop"),
         ("Authorization: Bearer abcdefghijklmnop.qrst", "Authorization: [secret]"),
         ("-----BEGIN PRIVATE KEY-----\nabc\n-----END PRIVATE KEY-----", "[secret]"),
@@ -33,6 +38,22 @@ from learngraph.memory.errors import UserError
 )
 def test_secrets_are_blackened_and_other_numbers_stay(said: str, kept: str) -> None:
     assert Screen().redact(said) == kept
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "I forgot my password, and the reset password link was sent to the wrong address.",
+        "My password is wrong. My password is not accepted. The password was changed yesterday! The password is incorrect, too.",
+        "Is the password at least 8 characters long? My password is 12 characters long. Password reset of order 1017.",
+        "The token issues are gone. Please send a new password for the web shop. Your password is case sensitive.",
+        "Pin 3 parts to the board; the pin of A7 is bent. My password was stolen, and my password is expired.",
+        "Mein Passwort ist falsch. Passwort vergessen: was nun? The pin is at 10:15, pin 1234.50 per box",
+        "My password isn't working. The password is still the same, and the password reset page is empty.",
+    ],
+)
+def test_words_about_passwords_are_no_secrets(said: str) -> None:
+    assert Screen().redact(said) == said
 
 
 def test_private_data_is_blackened_where_asked_for() -> None:
