@@ -138,6 +138,14 @@ async def served(folder: Path, url: str, **options: Any) -> AsyncIterator[tuple[
         yield clients[0], clients[1]
 
 
+@pytest.fixture
+def services(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The services that `served` makes."""
+    made, known = list[Any](), build_service
+    monkeypatch.setitem(globals(), "build_service", lambda *given: made.append(known(*given)) or made[-1])
+    return made
+
+
 async def ask(client: Any, text: str = "what is two plus two ?", **more: Any) -> Any:
     messages = [{"role": "user", "content": text}]
     return await client.post("/chat/completions", json={"model": "gpt", "messages": messages, **more})
@@ -232,12 +240,10 @@ async def test_what_waits_for_a_person_is_the_tenants_and_nobody_else_may_rate(t
 
 
 async def test_the_log_repeats_neither_a_tenants_words_nor_the_providers_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, services: list[Any]
 ) -> None:
     caplog.set_level("INFO", "learngraph")
     monkeypatch.setenv("OPENAI_API_KEY", "short-secret")
-    made, known = list[Any](), build_service
-    monkeypatch.setitem(globals(), "build_service", lambda *given: made.append(known(*given)) or made[-1])
 
     def repeat(request: dict[str, Any]) -> Any:
         said = str(request["messages"])
@@ -248,7 +254,7 @@ async def test_the_log_repeats_neither_a_tenants_words_nor_the_providers_key(
     with OpenAIServer(repeat) as server:
         async with served(tmp_path, server.url, learn="reasoning-bank") as (acme, _):
             await rate(acme, (await chat(acme))["id"], "ALPHA")
-            await asyncio.to_thread(lambda: made[0]._learner.learn(tenant="acme", adapter="default"))
+            await asyncio.to_thread(lambda: services[0]._learner.learn(tenant="acme", adapter="default"))
             assert (await ask(acme, "refuse")).status_code == 503
     assert "reasoning_bank/study: reply 1 of at most 3 cannot be used: asked for a JSON object" in caplog.messages
     assert [line for line in caplog.messages if "refuses this service's key" in line]
@@ -259,18 +265,15 @@ async def test_the_log_repeats_neither_a_tenants_words_nor_the_providers_key(
     ("reply", "why"), [("no JSON", "failed in all of its tries at 1 of 1"), ({"status": 500}, "could not be asked")]
 )
 async def test_a_critic_that_fails_is_named_where_an_operator_looks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reply: Any, why: str
+    tmp_path: Path, services: list[Any], reply: Any, why: str
 ) -> None:
-    made, known = list[Any](), build_service
-    monkeypatch.setitem(globals(), "build_service", lambda *given: made.append(known(*given)) or made[-1])
-
     def fail(request: dict[str, Any]) -> Any:
         return reply if "library of lessons" in str(request["messages"][0]) else provider(request)
 
     with OpenAIServer(fail) as server:
         async with served(tmp_path, server.url, learn="reasoning-bank") as (acme, rival):
             await rate(acme, (await chat(acme))["id"])
-            await asyncio.to_thread(lambda: made[0]._learner.learn(tenant="acme", adapter="default"))
+            await asyncio.to_thread(lambda: services[0]._learner.learn(tenant="acme", adapter="default"))
             (scope,) = (await acme.get("/status")).json()["scopes"]
             assert [why in row["why"] for row in scope["held_up"] if row["kind"] == "critic"] == [True]
             assert "()" not in str(scope)
@@ -317,13 +320,11 @@ async def test_a_user_who_rates_himself_teaches_no_other_user_of_the_tenant(tmp_
 
 
 async def test_what_is_deleted_while_it_is_rated_is_gone_and_the_client_is_told_no_riddle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, services: list[Any]
 ) -> None:
-    made, known = list[Any](), build_service
-    monkeypatch.setitem(globals(), "build_service", lambda *given: made.append(known(*given)) or made[-1])
     with OpenAIServer(provider) as server:
         async with served(tmp_path, server.url) as (acme, _):
-            id, (service,) = (await chat(acme))["id"], made
+            id, (service,) = (await chat(acme))["id"], services
             rate_in_memory, deletions = service._learner.afeedback, list[Any]()
 
             async def delete_first(*given: Any, **more: Any) -> Any:

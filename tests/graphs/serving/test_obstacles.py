@@ -33,6 +33,18 @@ async def shown(service: Service, tenant: str = "acme") -> dict[str, dict[str, A
     return found
 
 
+class Steps:
+    """Gradient steps, each with an end of its own: the reason for which it was skipped, empty where a version went live, or an error."""
+
+    def __init__(self, *ends: str | Exception) -> None:
+        self.ends = iter(ends)
+
+    async def ainvoke(self, asked: dict[str, str]) -> dict[str, Any]:
+        if isinstance(why := next(self.ends), Exception):
+            raise why
+        return {"outcome": "skipped" if why else "live", "why": why, "batch": "", "checks": []}
+
+
 async def test_feedbacks_that_are_missing_are_counted_for_each_tenant(tmp_path: Path) -> None:
     async with serving(tmp_path, changed(CLaaS(), replay={"held_out_share": 0.0})) as service:
         await turns(service, 3)
@@ -57,16 +69,10 @@ async def test_steps_skipped_for_one_reason_have_a_line_a_minute(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "learngraph.trainer")
-    clock, whys = [0.0], iter(["alike (.1)", "alike (.2)", "", "alike (.3)", "no words", "alike (.4)", "alike (.5)"])
+    clock, steps = [0.0], Steps("alike (.1)", "alike (.2)", "", "alike (.3)", "no words", "alike (.4)", "alike (.5)")
     monkeypatch.setattr(learning_task, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-
-    class Steps:
-        async def ainvoke(self, asked: dict[str, str]) -> dict[str, Any]:
-            why = next(whys)
-            return {"outcome": "skipped" if why else "live", "why": why, "batch": "", "checks": []}
-
     live = SimpleNamespace(on_live_change=lambda *scope: None)
-    task = learning_task.LearningTask(Steps(), None, ServiceMetrics(), live)  # type: ignore[arg-type]
+    task = learning_task.LearningTask(steps, None, ServiceMetrics(), live)  # type: ignore[arg-type]
     task.wake("acme", "default")
     for clock[0] in (0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0):
         await task._learn(("acme", "default"))
@@ -80,14 +86,8 @@ async def test_steps_skipped_for_one_reason_have_a_line_a_minute(
 
 async def test_a_step_whose_exchanges_are_deleted_meanwhile_is_no_error_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "learngraph.trainer")
-
-    errors = iter([UnknownExchange("its record 'r1' was deleted"), UserError("the disk is full")])
-
-    class Steps:
-        async def ainvoke(self, asked: dict[str, str]) -> dict[str, Any]:
-            raise next(errors)
-
-    task = learning_task.LearningTask(Steps(), None, ServiceMetrics(), None)  # type: ignore[arg-type]
+    steps = Steps(UnknownExchange("its record 'r1' was deleted"), UserError("the disk is full"))
+    task = learning_task.LearningTask(steps, None, ServiceMetrics(), None)  # type: ignore[arg-type]
     task.wake("acme", "default")
     for _ in range(2):
         await task._learn(("acme", "default"))
