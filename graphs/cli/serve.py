@@ -58,7 +58,7 @@ def serve(args: Sequence[str]) -> int:
     options, settings = parse_options_and_settings(
         *(ServeOptions, chosen, args, "learngraph serve", about, "CLaaS: settings of the method"), headings=HEADINGS
     )
-    tenants = _check(options)
+    tenants = _check_start(options)
     logging.basicConfig(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%Y-%m-%dT%H:%M:%S%z", level=logging.WARNING
     )
@@ -73,7 +73,7 @@ def serve(args: Sequence[str]) -> int:
     return 0
 
 
-def _check(options: ServeOptions) -> Any:
+def _check_start(options: ServeOptions) -> Any:
     """The tenants of the options' keys; raises one `UserError` for all that can be found wrong before a model is opened."""
     from ...tools.serving.chat_server import check_address
 
@@ -227,22 +227,20 @@ def build_service(options: ServeOptions, settings: CLaaS) -> Service:
             from .serve_context import build_context_service, context_base
 
             about = _check_base(options, settings, context_base(options, settings))
-            service = build_context_service(options, settings, replay, root, name)
-            _write_about(options, about)
-            return service
-        made: list[Service] = []
-        parts = ServeParts(options, settings, lambda: made[0])
-        engine = parts.open_engine()
-        about = _check_base(options, settings, engine.base)
-        _check_buffer(options, replay, engine.base)
-        learner = parts.open_learner(engine)
-        retention = _retention(options, parts.opened)
-        made.append(Service(engine, learner, replay, root, settings, name, retention, not options.answer_unrecorded))
+            service: Service = build_context_service(options, settings, replay, root, name)
+        else:
+            parts = ServeParts(options, settings, lambda: service)
+            engine = parts.open_engine()
+            about = _check_base(options, settings, engine.base)
+            _check_buffer(options, replay, engine.base)
+            learner = parts.open_learner(engine)
+            retention = _retention(options, parts.opened)
+            service = Service(engine, learner, replay, root, settings, name, retention, not options.answer_unrecorded)
         _write_about(options, about)
     except BaseException:
         replay.close()
         raise
-    return made[0]
+    return service
 
 
 def _make_private(folder: Path) -> None:
@@ -257,7 +255,7 @@ def _make_private(folder: Path) -> None:
 
 
 def _check_base(options: ServeOptions, settings: CLaaS, base: str) -> dict[str, Any]:
-    """Check that --out belongs to this base model; returns what its `service.json` is to say."""
+    """Check that --out belongs to this base model; returns the content of its `service.json`."""
     path = options.out / "service.json"
     try:
         before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -272,7 +270,7 @@ def _check_base(options: ServeOptions, settings: CLaaS, base: str) -> dict[str, 
 
 
 def _write_about(options: ServeOptions, about: Mapping[str, Any]) -> None:
-    """Write the `service.json` of --out: a start that fails before leaves the folder to any model."""
+    """Write `service.json` to --out. Called when the service is built, so that a failed start does not bind the folder to a model."""
     path = options.out / "service.json"
     new = path.with_name("service.json.new")
     new.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
