@@ -127,11 +127,11 @@ def arguments_of(cls: Any) -> dict[str, Any]:
 
 
 def list_options(cls: Any, owners: Sequence[type]) -> None:
-    """Add to the docstring of a class, for `help`, what those of its owners say of arguments that it does not explain itself.
+    """Append to a class's docstring, for `help`, the `Args:` entries of its owners' docstrings that it lacks.
 
     Args:
-        cls: the class, or a TypedDict of options: then of those in it.
-        owners: the classes with the options, the nearest first; foreign ones do not count.
+        cls: a class, or a TypedDict of options, which gets the entries of its own keys only.
+        owners: classes whose docstrings explain the options, the nearest first; classes outside this package are skipped.
     """
     found = dict[str, str]()
     for one in (one for one in owners if one.__doc__ and one.__module__.startswith(PACKAGE)):

@@ -18,5 +18,5 @@ _TAG = re.compile(
 
 
 def escape_tags(text: str) -> str:
-    """A text in which no tag begins: `</attempt>` becomes `&lt;/attempt>`, and so in full-width signs; a less-than sign before a number stays."""
+    """A text in which no tag begins: `</attempt>` becomes `&lt;/attempt>`, also where it is written in full-width signs; a less-than sign before a number stays."""
     return _TAG.sub("&lt;", text)

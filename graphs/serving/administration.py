@@ -215,7 +215,7 @@ class Administration:
         return list(find_obstacles(self.settings, self.replay, versions, turn, pause))
 
     def _learning_scopes(self) -> list[tuple[str, str]]:
-        """(tenant, adapter) of all that learn."""
+        """Tenant and adapter of everything that learns."""
         return self._learning.adapters() if self._learning is not None else []
 
     def _survey_obstacles(self) -> dict[str, list[Obstacle]]:

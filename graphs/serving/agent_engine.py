@@ -255,5 +255,5 @@ def _failure(error: Exception) -> UserError:
 
 
 def _cut(text: str) -> str:
-    """The beginning of a provider's words, on one line and without keys: it may repeat them, and the prompt."""
+    """The first 300 characters of a provider's error, on one line, with keys blackened; it may repeat the key and the prompt."""
     return " ".join(Screen().redact(text).split())[:300]

@@ -276,7 +276,7 @@ class LearningTask:
             self._live.on_live_change(*scope)
 
     def _log_step(self, scope: AdapterKey, turn: AdapterTurn, line: str) -> None:
-        """Log a step. A stream of feedback teaches nothing many times: such steps have a line a reason and minute, with their number."""
+        """Log a step. Steps skipped for the same reason have one line a minute, with the number of the others."""
         if turn.outcome == "skipped":
             reason, now = re.sub(r"[\d.]+", "", turn.why), time.monotonic()
             since, count = turn.skips_logged.get(reason, (-math.inf, 0))
@@ -293,9 +293,8 @@ class LearningTask:
         turn.until = time.monotonic() + wait
         self._metrics.learner_errors.inc()
         text, trace = str(error) or type(error).__name__, None if isinstance(error, UserError) else error
-        level = (
-            logging.INFO if isinstance(error, UnknownExchange) else logging.ERROR
-        )  # a client may delete what it said at any time
+        # A client may delete what it said at any time.
+        level = logging.INFO if isinstance(error, UnknownExchange) else logging.ERROR
         LOG.log(level, "%s/%s: the step failed and is tried again in %g s: %s", *scope, wait, text, exc_info=trace)
 
     def _count(self, state: dict[str, Any], seconds: float) -> None:

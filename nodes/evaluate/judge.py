@@ -352,11 +352,11 @@ def _attempt_text(journal: Journal, state: SeenAttempt, *, rewards: bool, answer
 
 def reward_last_step(reward: float, state: StepCount) -> ModelRewards:
     """The channels with a reward for the whole attempt on its last step."""
-    before: list[float | None] = [0.0] * (state["step"] - 1)
-    return {"rewards": [*before, reward], "unjudged": ""}
+    return {"rewards": [*[0.0] * (state["step"] - 1), reward], "unjudged": ""}
 
 
 def missing_rewards(bad: BadReply, state: StepCount) -> ModelRewards:
+    """The channels of a judgement that failed: no reward for any step, and the reason."""
     return {"rewards": [None] * state["step"], "unjudged": str(bad)}
 
 
