@@ -74,7 +74,7 @@ from .consultation import (
 from .executed_calls import find_caller, name_caller, watch_call
 from .given_advice import AdvicePlace, AdvisedPrompts, LearningState, OpenConsultation, SentPrompts, plain_messages
 from .reward_sources import RewardSource, describe_source, read_reward
-from .scope_values import AgentScope, ScopeError, ScopeValue, label_values
+from .scope_values import AgentScope, ScopeError, ScopeValue, find_tenants, label_values
 from .scopes import Index, ScopedLearner, ScopeOptions, rate_agents
 from .status import LearnerStatus
 
@@ -134,7 +134,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         self._reward, self._next_turn, self._reviews = reward, next_turn, reviews
         self.tool_lists = {} if isinstance(reviews, bool) else {"reviews": reviews}
         self.place, self.max_added_tokens, self._sent = place or self.default_place, max_added_tokens, SentPrompts()
-        self._logged = deque[tuple[str, str]](maxlen=1_000)
+        self._logged, self._left_out = deque[tuple[str, str]](maxlen=1_000), list[str]()
 
     def consult(self, request: ModelRequest[Any], place: Place, memory: Index) -> Consultation:
         """Advise a model call: a generator that yields what it asks for, and returns the response with its entry."""
@@ -219,6 +219,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
     def status(self, **scope: ScopeValue) -> LearnerStatus:
         """The state of this learner in a scope, with the turns whose end `reward=` waits for."""
         found, waits = super().status(**scope), len(self._memory(self._labels(scope)).open_turns)
+        found = replace(found, notes=(*found.notes, *self._left_out_of_scope()))
         if self._reward is None or not waits:
             return found
         words = f"reward= waits for the end of {plural(waits, 'turn')}, the last reply of which calls a tool"
@@ -662,7 +663,18 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             ScopeError: the run does not say whose it is.
         """
         self.agent.read_run(runtime, get_config().get("metadata") or {})
-        return self._labels_of(self._values_of_run(self.scope, state, runtime))
+        values = self._values_of_run(self.scope, state, runtime)
+        if values and not any("=" in one for one in values) and not self._left_out:
+            self._left_out = find_tenants(runtime, get_config().get("configurable", {}))[:1]
+            for sentence in self._left_out_of_scope():
+                LOG.warning("%s: %s", self.method, sentence)
+        return self._labels_of(values)
+
+    def _left_out_of_scope(self) -> list[str]:
+        """A sentence about a value of a run that looks like a tenant's, where the scope names another one, and the run gives none."""
+        names = " and no ".join(self.scope.names)
+        said = "a run gave no {}, but {}, which the scope does not name: what is learned from it goes to all who give no {}; scope=({!r},) keeps them apart, and scope=() says that all share"
+        return [said.format(names, one, names, one) for one in self._left_out]
 
     def _check_scope(self, place: Place) -> None:
         """Raise `ScopeError` if a run goes on with a turn that was begun with a value which this run does not give, and its state has not

@@ -4,6 +4,7 @@ A name's value is looked for in the run's `context` (a dataclass, a mapping, a p
 the user whom LangGraph's server has authenticated (`server_info.user`). All that give it have to agree.
 """
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -26,6 +27,8 @@ IDENTITY = ("user", "user_id", "identity")
 """Names under which an authenticated user's identity is asked for."""
 ALIKE = 0.8
 """Similarity from which a name counts as another one misspelt."""
+TENANT = re.compile(r"(?:org|organi[sz]ation|company|customer|account|workspace|team|merchant)(?:id|key|slug|uuid|code)?")
+"""Names under which apps give a tenant, without case and underscores."""
 
 
 class ScopeError(UserError):
@@ -121,6 +124,20 @@ class AgentScope:
                     f"authenticated user; or name it {name + '?'!r} in {self.option}= if it may be missing"
                 )
         return self.labels(values)
+
+
+def find_tenants(runtime: Any, configurable: Mapping[str, Any]) -> list[str]:
+    """Names of the values in a run's context and its configurable that look like a tenant's: `org`, `customer_id`, `workspaceId`."""
+    places = (getattr(runtime, "context", None), configurable)
+    given = {name: _value(held, name) for held in places for name in _names(held)}
+    return [
+        name
+        for name, value in given.items()
+        if TENANT.fullmatch(_plain(name))
+        and isinstance(value, str | int | UUID)
+        and not isinstance(value, bool)
+        and value != ""
+    ]
 
 
 def scope_of(labels: Sequence[str]) -> dict[str, Any]:

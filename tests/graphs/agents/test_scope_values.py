@@ -89,6 +89,81 @@ def test_tenants_of_context_share_nothing_and_a_missing_one_stops_the_run() -> N
         learner.feedback("a", reward=1.0, tennant="acme")
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"org": "acme"},
+        {"organizationId": 7},
+        {"customer_id": "acme"},
+        {"account": "acme", "user_id": "ann"},
+        {"workspace_slug": "acme"},
+        {"teamId": "acme", "model": "small"},
+    ],
+)
+@pytest.mark.parametrize("is_context", [False, True])
+def test_what_looks_like_a_tenant_and_is_no_part_of_the_scope_is_said_once(
+    caplog: pytest.LogCaptureFixture, given: Any, is_context: bool
+) -> None:
+    agent, learner = make(InMemoryStore(), name="agent")
+    for thread in "ab":
+        more = {} if is_context else given
+        agent.invoke(
+            {"messages": "Late."}, {"configurable": {"thread_id": thread, **more}}, context=given if is_context else None
+        )
+    (name, *_) = given
+    words = f"a run gave no tenant, but {name}, which the scope does not name"
+    assert caplog.text.count(words) == str(learner.status()).count(words) == 1
+    assert f"scope=({name!r},) keeps them apart, and scope=() says that all share" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [
+        (
+            {
+                "user_id": "ann",
+                "session_id": "s",
+                "model": "small",
+                "language": "en",
+                "customer_name": "Ann",
+                "company_name": "Acme",
+            },
+            {},
+        ),
+        (
+            {
+                "langgraph_auth_user_id": "ann",
+                "assistant_id": "a",
+                "graph_id": "g",
+                "langgraph_request_id": "r",
+                "checkpoint_ns": "",
+            },
+            {},
+        ),
+        (
+            {
+                "account_balance": 3,
+                "team_size": 4,
+                "workspace": object(),
+                "org": "",
+                "team": None,
+                "customer": True,
+                "accounts": "x",
+            },
+            {},
+        ),
+        ({"org": "acme", "tenant": "acme"}, {}),
+        ({"org": "acme"}, {"scope": ()}),
+        ({"org": "acme"}, {"scope": ("org", "team?")}),
+        ({"customer": "ann", "org": "acme"}, {"scope": ("org?",)}),
+    ],
+)
+def test_of_other_values_of_a_run_nothing_is_said(caplog: pytest.LogCaptureFixture, given: Any, options: Any) -> None:
+    agent, _ = make(InMemoryStore(), name="agent", **options)
+    agent.invoke({"messages": "Late."}, {"configurable": {"thread_id": "a", **given}})
+    assert "gave no" not in caplog.text
+
+
 def search(topic: str = "") -> str:
     """Search the manual."""
     return "found"
