@@ -13,11 +13,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 86_169, "tests": 72_208}
+LINES: Mapping[str, int] = {"source": 86_209, "tests": 72_301}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
-    "graphs/agents": 8_011,
+    "graphs/agents": 8_046,
     "graphs/baselines": 1_668,
     "graphs/cli": 2_943,
     "graphs/experiments": 7_677,

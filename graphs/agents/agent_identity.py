@@ -79,19 +79,19 @@ class AgentIdentity:
             _SHARERS.discard(self)
             if any(one._opened is self._opened for one in _SHARERS):
                 return
-            _SERVERS.pop((self._process, self._folder), None)
+            for place in [place for place, one in _OPENED.items() if one is self._opened]:
+                del _OPENED[place]
         if callable(close := getattr(self._opened, "close", None)):
             close()
 
     def _open(self, where: str) -> BaseStore:
-        """The store of a folder, or of a URL, where learners of one process share the connections, and what waits to be written."""
+        """The store of a folder, or of a URL, of which learners of one process share the connections, and what waits to be written."""
         from ...memory.storage.open_store import open_agent_store
 
-        if "://" not in where:
-            return open_agent_store(where)
         with _OPENING:
-            if (found := _SERVERS.get((self._process, where))) is None:
-                found = _SERVERS[self._process, where] = open_agent_store(where)
+            if (found := _OPENED.get((self._process, _place_of(where)))) is None:
+                found = open_agent_store(where)
+                _OPENED[self._process, _place_of(where)] = found
             self._opened = found
             _SHARERS.add(self)
             return found
@@ -282,13 +282,24 @@ class AgentIdentity:
         _UNNAMED.add(self)
 
 
-_SERVERS = WeakValueDictionary[tuple[int, str], BaseStore]()
-"""(id of a process, URL) -> the store that it has opened."""
+_OPENED = WeakValueDictionary[tuple[int, str], BaseStore]()
+"""(id of a process, URL or folder) -> the store that it has opened."""
 _SHARERS = WeakSet[AgentIdentity]()
 """The agents of this process whose store is one of these."""
 _OPENING = threading.Lock()
 _UNNAMED = WeakSet[AgentIdentity]()
 """The agents without a name that have run in this process."""
+
+
+def _place_of(where: str) -> str:
+    """The key of the store of a folder or a URL: the URL, or the number of its file, since a folder may be deleted and made anew.
+    A folder without a file is like no other."""
+    if "://" in where:
+        return where
+    folder = Path(where.removeprefix("chroma:")).resolve()
+    names = ("chroma.sqlite3",) if where.startswith("chroma:") else ("chroma.sqlite3", "memory.sqlite")
+    found = next((file.stat() for name in names if (file := folder / name).exists()), None)
+    return f"{found.st_dev} {found.st_ino}" if found else uuid4().hex
 
 
 def _list(names: set[str]) -> str:

@@ -105,11 +105,9 @@ def test_what_looks_like_a_tenant_and_is_no_part_of_the_scope_is_said_once(
     caplog: pytest.LogCaptureFixture, given: Any, is_context: bool
 ) -> None:
     agent, learner = make(InMemoryStore(), name="agent")
+    context, more = (SimpleNamespace(**given), {}) if is_context else (None, given)
     for thread in "ab":
-        more = {} if is_context else given
-        agent.invoke(
-            {"messages": "Late."}, {"configurable": {"thread_id": thread, **more}}, context=given if is_context else None
-        )
+        agent.invoke({"messages": "Late."}, {"configurable": {"thread_id": thread, **more}}, context=context)
     (name, *_) = given
     words = f"a run gave no tenant, but {name}, which the scope does not name"
     assert caplog.text.count(words) == str(learner.status()).count(words) == 1

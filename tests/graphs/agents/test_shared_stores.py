@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
@@ -264,6 +265,25 @@ def test_learners_of_one_url_share_its_store_until_the_last_is_closed(monkeypatc
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(os, "getpid", lambda: -1)
         assert SynapseMiddleware("postgresql://a/c").agent.store is not other.agent.store, "a fork has its own"
+
+
+@pytest.mark.parametrize("kind", ["", "chroma:"])
+def test_learners_of_one_folder_share_its_store_and_a_folder_made_anew_is_another(kind: str, tmp_path: Path) -> None:
+    first = SynapseMiddleware(where := f"{kind}{tmp_path}/memory")
+    second = SynapseMiddleware(f"{kind}{tmp_path}/x/../memory")
+    assert first.agent.queue is second.agent.queue
+    agent = create_agent(ScriptedChat(replies=["Done."]), [], middleware=[first])
+    agent.invoke({"messages": "My order is late."}, {"configurable": {"thread_id": "a"}})
+    first.close()
+    assert second.feedback("a", reward=1.0).reward == 1.0
+    if kind:  # Chroma itself keeps what it has open
+        second.close()
+    shutil.rmtree(tmp_path / "memory")
+    third = SynapseMiddleware(where)
+    assert third.status().rated == 0
+    for one in (second, third):
+        one.close()
+    assert SynapseMiddleware(where).agent.store is not third.agent.store
 
 
 def test_imported_conversations_pass_the_screen(tmp_path: Path) -> None:
