@@ -468,25 +468,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             reward = self.rewards.read(found[0])
             about = {**about, "source": describe_source(source)}
             rate = partial(self.add_rating, place.scope, place.thread, reward, found[1] or None, **about)
-            self._write(rate, partial(self._note_failure_of, place.scope, what))
-
-    def _write(self, job: Callable[[], object], on_failure: Callable[[Exception], object]) -> bool:
-        """Have something of a turn written, behind the user's back where the store is slow; returns False if it is known to have failed."""
-
-        def attempt() -> bool:
-            try:
-                job()
-            except Exception as error:  # a store that is down must not take the answer from the user
-                on_failure(error)
-                return False
-            return True
-
-        try:
-            done = self.agent.queue.write(attempt)
-        except Unavailable as error:
-            on_failure(error)
-            return False
-        return not done.done() or bool(done.result())
+            self.agent.queue.write_turn((place.scope, place.thread), rate, partial(self._note_failure_of, place.scope, what))
 
     def _record_end(self, state: Any, runtime: Any) -> str:
         """Record the turn that has ended, with what a person changed of its calls; returns its id, empty if it is not recorded."""
@@ -507,7 +489,8 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
                 if found:
                     self._add_review(place, found, reply)
 
-            return place.turn if self._write(end, partial(self._note_failure_of, place.scope, what)) else ""
+            fail = partial(self._note_failure_of, place.scope, what)
+            return place.turn if self.agent.queue.write_turn((place.scope, place.thread), end, fail) else ""
         except ScopeError:
             raise
         except Exception as error:
@@ -522,6 +505,8 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             if before is not None and before.reward is not None and before.source != "reviewer":
                 found = None, found[1]  # his words stand beside the user's thumb
             self.add_rating(place.scope, place.thread, *found, message_id=reply, source="reviewer")
+        except Unavailable:
+            raise
         except Exception as error:  # the turn is recorded all the same
             self._note_failure_of(place.scope, "a turn was not rated by its reviewer", error)
 
@@ -556,7 +541,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             if record is None:
                 keep()
             else:
-                self._write(keep, fail)
+                self.agent.queue.write_turn((place.scope, place.thread), keep, fail)
         except Exception as error:
             fail(error)
 

@@ -318,6 +318,10 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             raise
         except UserError as error:
             raise UserError(f"{error}{self._names_meant(scope)}") from error
+        except Exception as error:  # of a store of the app's
+            raise Unavailable(
+                f"feedback was not kept: {type(error).__name__}: {error}; give it again: it counts once"
+            ) from error
 
     def _take_rating(
         self, labels: tuple[str, ...], thread: str, reward: float | None, text: str | None, source: str, at: str, **more: Any
@@ -410,6 +414,10 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         if words := memory.conversations.unlearned_words():
             said = f"words of the feedback on {plural(len(words), 'conversation')} are not learned"
             notes += (f"{said}: {LET_IN}",)
+        if failed := self.agent.queue.count_failed(labels):
+            notes += (
+                f"{plural(failed, 'write')} of turns and ratings failed, wait in this process, and are tried again with the next one",
+            )
         notes += tuple(f"{what}: {plural(n, 'time')}, the last for {why}" for what, (n, why) in memory.failures.items())
         for tool, ids in memory.withheld.items():
             if self.agent.listed and tool not in self.agent.listed:  # a name that the model made up

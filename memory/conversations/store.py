@@ -310,7 +310,7 @@ class ConversationStore:
         turns, task = [clean(one) for one in (*beside, turn)], clean(task)
         held, ended = (self.scope, thread), "" if goes_on else turn.id
         with self._lock:
-            known = self._shared.take(held, len(turns) * is_noted) if current_branch() is None else UNKNOWN
+            known = self._shared.take(held) if current_branch() is None else UNKNOWN
             known = self.turns.get(thread) if known is UNKNOWN else known
             ratings: tuple[Rating, ...] = ()
             if known is not None and any(has_gone_on(known, one) for one in turns):
@@ -331,7 +331,7 @@ class ConversationStore:
                     break
                 known, stored = found, conversation  # another process has recorded something meanwhile
             if current_branch() is None:
-                self._shared.keep(held, conversation, ended)
+                self._shared.keep(held, conversation, ended, len(turns) * is_noted)
             rated, last = {one.turn for one in ratings}, turns[-1]
             place = next(n for n, one in enumerate(conversation.turns) if one.id == last.id)
             if any(one.id in rated for one in conversation.turns[place:]):

@@ -6,8 +6,12 @@
 
 As long as the store writes within `WRITE_PATIENCE`, a hook waits for its write: when the agent has answered, its turn is recorded. Once a
 write took longer, no hook waits, until one is done in time again. What waits when the process ends is written then.
+
+A write that fails, as of a store that is away, waits for the next one or for the next reader, and all that follows of its conversation
+behind it.
 """
 
+import logging
 import math
 import os
 import threading
@@ -15,15 +19,16 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from uuid import uuid4
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from langgraph.store.base import BaseStore
 
-from ..errors import Unavailable
+from ..errors import Unavailable, UserError
 from ..records import Trajectory
 from ..storage.branches import current_branch
 from ..storage.outages import RESTART_SECONDS
@@ -31,12 +36,16 @@ from .turns import Conversation, Turn, with_turn
 
 __all__ = ["SharedTurns", "WriteQueue", "queue_of"]
 
+LOG = logging.getLogger(__name__)
+
 STORE_PATIENCE = 2.0
 """Seconds that a call waits for a slow store to say what is new."""
 WRITE_PATIENCE = 0.5
 """Seconds that it waits for one to write."""
 MOST_WAITING = 1_000
-"""Writes that wait for a store; further ones fail, as if it were away."""
+"""Writes that wait for a store; further ones fail, as if it were away. And most writes that have failed and wait; the oldest are given up."""
+MOST_TRIES = 3
+"""Times that a write fails while its store takes others before it is given up: what is wrong is the write then."""
 MOST_CHANGED = 256
 """Rated stretches of a store that are held in memory."""
 MOST_OPEN = 1_000
@@ -114,19 +123,19 @@ class SharedTurns:
             now = with_turn(known.now or begun, turn)
             self._hold(place, replace(known, now=now, ahead=known.ahead + 1))
 
-    def take(self, place: Place, count: int) -> Any:
-        """The conversation that the store has, of which so many records are written next: it is not known any more until then."""
+    def take(self, place: Place) -> Any:
+        """The conversation that the store has, which is written next: it is not known any more until then."""
         with self._lock:
             known = self._threads.get(place, _OpenThread())
-            self._hold(place, replace(known, stored=UNKNOWN, ahead=max(0, known.ahead - count)))
+            self._hold(place, replace(known, stored=UNKNOWN))
             return known.stored
 
-    def keep(self, place: Place, stored: Conversation, ended: str) -> None:
-        """Hold what was written; `ended`: id of the turn that has ended with it, if one has."""
+    def keep(self, place: Place, stored: Conversation, ended: str, count: int) -> None:
+        """Hold what was written, so many records; `ended`: id of the turn that has ended with it, if one has."""
         with self._lock:
             known = self._threads.get(place, _OpenThread())
-            written = replace(known, stored=stored)
-            self._hold(place, written if known.ahead else replace(written, now=stored, ended=ended))
+            written = replace(known, stored=stored, ahead=max(0, known.ahead - count))
+            self._hold(place, written if written.ahead else replace(written, now=stored, ended=ended))
 
     def drop(self, scope: tuple[str, ...], threads: Collection[str] | None = None) -> None:
         """Hold threads of a scope no more; None: all of them."""
@@ -141,6 +150,18 @@ class SharedTurns:
             self._threads.popitem(last=False)
 
 
+@dataclass(frozen=True, eq=False)
+class _Write:
+    """A write of a conversation that is tried again where it fails."""
+
+    place: Place
+    job: Callable[[], Any]
+    on_failure: Callable[[Exception], object]
+    context: Context
+    tries: int = 0
+    """Times that it has failed while the store took others."""
+
+
 class WriteQueue:
     """The writes of this process to a store, one after the other in a thread, and its reads behind a user's back."""
 
@@ -152,6 +173,7 @@ class WriteQueue:
         self._lock, self._waiting, self._writer = threading.Lock(), 0, 0
         self._last = Future[Any]()
         self._last.set_result(None)
+        self._failed = list[_Write]()  # changed by the thread that writes
 
     def write(self, job: Callable[[], Any]) -> Future[Any]:
         """Have something written after all that was to be written before; waits for it as long as the store is quick.
@@ -170,6 +192,87 @@ class WriteQueue:
             self._last = done = self._pool.submit(copy_context().run, self._do, job)
         self.is_late(done, WRITE_PATIENCE)
         return done
+
+    def write_turn(self, place: Place, job: Callable[[], Any], on_failure: Callable[[Exception], object]) -> bool:
+        """As `write`, of a conversation, and again with a later write where the store fails.
+
+        Args:
+            place: the labels of its scope, and its thread.
+            job: writes; twice is the same as once.
+            on_failure: is told why it is given up.
+
+        Returns:
+            False if it is known to be given up.
+        """
+        if current_branch() is not None:
+            try:
+                job()
+            except Exception as error:
+                on_failure(error)
+                return False
+            return True
+        try:
+            done = self.write(partial(self._write_in_order, _Write(place, job, on_failure, copy_context())))
+        except Unavailable as error:
+            on_failure(error)
+            return False
+        return not done.done() or bool(done.result())
+
+    def count_failed(self, scope: tuple[str, ...]) -> int:
+        """The number of writes of a scope that wait, since the store has failed."""
+        return sum(one.place[0] == scope for one in list(self._failed))
+
+    def _write_in_order(self, write: _Write) -> bool:
+        """Write something after what has failed of its conversation; False if it is given up."""
+        if self._has_failed(write.place):
+            self._try_again(store_works=False)
+        if self._has_failed(write.place):
+            self._keep(write)
+            return True
+        is_known, is_written = self._try(write, store_works=False)
+        if is_written and self._failed:
+            self._try_again(store_works=True)
+        return is_known
+
+    def _has_failed(self, place: Place) -> bool:
+        return any(one.place == place for one in self._failed)
+
+    def _try_again(self, *, store_works: bool) -> None:
+        """Write what has failed, in order, until the store fails; all of it where the store has just taken something."""
+        failed, self._failed = self._failed, []
+        for number, one in enumerate(failed):
+            if self._has_failed(one.place):
+                self._failed.append(one)
+                continue
+            is_known, is_written = self._try(one, store_works=store_works)
+            store_works |= is_written
+            if is_known and not store_works:
+                self._failed += failed[number + 1 :]
+                return
+
+    def _try(self, write: _Write, *, store_works: bool) -> tuple[bool, bool]:
+        """Try a write once; returns False if it is given up, and whether it is written."""
+        try:
+            write.context.run(write.job)
+        except Exception as error:
+            tries = write.tries + store_works
+            if tries >= MOST_TRIES or (isinstance(error, UserError) and not isinstance(error, Unavailable)):
+                self._give_up(write, error)
+                return False, False
+            LOG.warning("a write has failed, and is tried again with the next one: %s: %s", type(error).__name__, error)
+            self._keep(replace(write, tries=tries))
+            return True, False
+        return True, True
+
+    def _keep(self, write: _Write) -> None:
+        self._failed.append(write)
+        if len(self._failed) > MOST_WAITING:
+            self._give_up(self._failed.pop(0), Unavailable(f"the store does not answer: {MOST_WAITING:,} writes wait for it"))
+
+    def _give_up(self, write: _Write, error: Exception) -> None:
+        scope, thread = write.place
+        self.shared.drop(scope, {thread})
+        write.on_failure(error)
 
     def read(self, work: Callable[[], Any]) -> Future[Any]:
         """Have something read in a thread of its own, after all that was to be written before."""
@@ -192,11 +295,13 @@ class WriteQueue:
         return not answer.done()
 
     def wait(self) -> None:
-        """Wait until all that was to be written by now is written.
+        """Wait until all that was to be written by now is written, or has failed again.
 
         Raises:
             Unavailable: it is not after a minute.
         """
+        if self._failed and threading.get_ident() != self._writer and current_branch() is None:
+            self.write(partial(self._try_again, store_works=False))
         if threading.get_ident() != self._writer and not wait([self._last], RESTART_SECONDS).done:
             raise Unavailable(
                 f"the store does not answer: {self._waiting:,} writes have waited for {RESTART_SECONDS:g} seconds"

@@ -21,6 +21,7 @@ from learning_agents import METHODS, config, make
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
 from learngraph.graphs.agents.synapse import SynapseMiddleware
 from learngraph.memory.conversations import write_queue
+from learngraph.memory.errors import UserError
 from learngraph.memory.storage.sqlite_memory import SqliteMemory
 
 TOOLS = [desk.lookup_order, desk.resolve]
@@ -35,7 +36,8 @@ class Watched(InMemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.threads, self.written = list[int](), list[tuple[str, str]]()
-        self.free, self.error = Event(), ""
+        self.free, self.error, self.refused = Event(), "", ""
+        self.write_error: Exception | None = None
         self.free.set()
 
     def batch(self, ops: Any) -> Any:
@@ -45,6 +47,10 @@ class Watched(InMemoryStore):
         assert (self.is_read and not puts) or self.free.wait(60)
         if self.error:
             raise ConnectionError(self.error)
+        if puts and self.write_error:
+            raise self.write_error
+        if self.refused in [one.key for one in puts]:
+            raise ValueError("too large")
         self.written += [(one.namespace[-1], one.key) for one in puts]
         return super().batch(ops)
 
@@ -123,8 +129,37 @@ def test_a_slow_store_keeps_no_answer_and_what_is_asked_of_the_turn_waits_for_it
     assert learners[0].forget(["t"], tenant="acme") == 1
 
 
+def waiting(learner: Any) -> list[str]:
+    """What status says of writes that failed, or were given up."""
+    return [note for note in learner.status(tenant="acme").notes if "write" in note or "not recorded" in note]
+
+
+@pytest.mark.parametrize("error", [ConnectionError("connection refused"), RuntimeError("the app's store is away")])
+def test_what_a_store_did_not_take_is_written_in_order_once_it_takes_writes_again(error: Exception) -> None:
+    agent, learners = make_two(store := Watched(), reward=lambda messages: 0.5)
+    serve(agent, 0, "t")
+    store.write_error = error
+    for n in (1, 2):
+        serve(agent, n, "t")
+    serve(agent, 0, "u")
+    (said,) = waiting(learners[0])
+    assert said.endswith("writes of turns and ratings failed, wait in this process, and are tried again with the next one")
+    assert learners[1].explain("t", tenant="acme").count("gave it reward 0.5") == 1
+    with pytest.raises(UserError, match=r"feedback was not kept: .*; give it again"):
+        learners[0].feedback("t", reward=1.0, tenant="acme")
+    store.write_error = None
+    serve(agent, 3, "v")
+    for one in learners:
+        assert not waiting(one)
+        turns = one.conversation("t", tenant="acme").turns
+        assert [turn.steps[0].observation_text for turn in turns] == [desk.ticket(n)[0] for n in (0, 1, 2)]
+        assert [len(turn.steps) for turn in turns] == [3, 3, 3]
+        assert [one.explain(thread, tenant="acme").count("gave it reward 0.5") for thread in "tuv"] == [3, 1, 1]
+    assert learners[0].feedback("t", reward=1.0, tenant="acme").reward == 1.0
+
+
 @pytest.mark.usefixtures("hasty")
-def test_a_write_that_fails_behind_the_users_back_is_told() -> None:
+def test_who_asks_has_what_failed_behind_the_users_back_written() -> None:
     agent, learner, _ = make("synapse", store := Watched())
     store.free.clear()
     serve(agent, 0, "t")
@@ -132,12 +167,34 @@ def test_a_write_that_fails_behind_the_users_back_is_told() -> None:
     store.free.set()
     learner.agent.queue.wait()
     store.error = ""
-    told = (
-        "a turn was not recorded, and nothing is learned from it: 1 time, the last for Unavailable: the store does not answer"
+    assert [len(turn.steps) for turn in learner.conversation("t", tenant="acme").turns] == [3]
+    assert not waiting(learner)
+
+
+def test_a_write_that_the_store_refuses_while_it_takes_others_is_given_up_and_told() -> None:
+    agent, learner, _ = make("synapse", store := Watched())
+    store.refused = "t"
+    for n, thread in enumerate("tuvw"):
+        serve(agent, n, thread)
+    (said,) = waiting(learner)
+    assert said.startswith(
+        "a turn was not recorded, and nothing is learned from it: 1 time, the last for ValueError: too large"
     )
-    assert told in str(learner.status(tenant="acme"))
+    assert [row["id"] for row in learner.export(tenant="acme")] == ["u", "v", "w"]
+    store.refused = ""
     serve(agent, 1, "t")
     assert len(learner.conversation("t", tenant="acme").turns) == 1
+
+
+def test_of_many_writes_that_wait_the_oldest_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_queue, "MOST_WAITING", 3)
+    agent, learner, _ = make("synapse", store := Watched())
+    store.write_error = OSError("no space left")
+    for n, thread in enumerate("tuv"):
+        serve(agent, n, thread)
+    assert any("not recorded" in one for one in waiting(learner))
+    store.write_error = None
+    assert "v" in [row["id"] for row in learner.export(tenant="acme")]
 
 
 @pytest.mark.usefixtures("hasty")
@@ -200,6 +257,7 @@ import help_desk as desk
 from langchain.agents import create_agent
 from learngraph.graphs.agents.synapse import SynapseMiddleware
 from learngraph.memory.conversations import write_queue
+from learngraph.memory.errors import UserError
 from learngraph.memory.storage.sqlite_memory import SqliteMemory
 
 class Slow(SqliteMemory):
