@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 86_307, "tests": 72_359}
+LINES: Mapping[str, int] = {"source": 86_310, "tests": 72_357}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -32,7 +32,7 @@ ROOMS: Mapping[str, int] = {
     "memory/lessons": 1_332,
     "memory/returns": 1_048,
     "memory/search": 1_503,
-    "memory/storage": 3_011,
+    "memory/storage": 3_014,
     "nodes": 2_892,
     "nodes/act": 1_918,
     "nodes/evaluate": 861,

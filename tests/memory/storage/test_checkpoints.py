@@ -152,8 +152,6 @@ def test_steps_do_not_wait_for_the_disk(tmp_path: Path) -> None:
         check(found[0]["records"])
 
 
-# aiosqlite's thread ends a moment after its connection failed, when the loop may be closed already.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("spoil", ["directory", "junk", "under a file"])
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_place_that_cannot_be_used_is_said(tmp_path: Path, spoil: str, asynchronous: bool) -> None:
