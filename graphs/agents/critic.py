@@ -240,7 +240,8 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
             memory.agent_card = self.screen.redact(agent_card(request))
             if memory.agent_card != scope.conversations.card:
                 keep = partial(scope.conversations.note_agent, memory.agent_card)
-                self._write(keep, partial(LOG.warning, "%s: critics of other processes do not know the agent: %s", self.method))
+                fail = partial(LOG.warning, "%s: critics of other processes do not know the agent: %s", self.method)
+                self.agent.queue.write_turn((place.scope, ""), keep, fail)
         if memory.waiting and not memory.pause.seconds_left:
             self._study_soon(place.scope)
         advice: Advice = yield from self.advise(request, place, memory.content)
