@@ -489,6 +489,10 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         """Take the lessons of these comparisons out of the library of a scope: another learner of this agent may write one."""
         erase_comparisons(self.agent.store, labels, groups)
 
+    def critic_failures(self, **scope: ScopeValue) -> list[str]:
+        """The failures of the model that writes this memory, a sentence each, as far as this process knows: the store is not asked."""
+        return []
+
     def quarantine_reasons(self, **scope: ScopeValue) -> dict[str, str]:
         """The threads of a scope that nothing is learned from, or not the words of their feedback, each with its reason."""
         kept = self._conversations(scope)

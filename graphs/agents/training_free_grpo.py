@@ -39,11 +39,12 @@ from ...nodes.prompt import Prompt
 from ...nodes.text import trim_middle
 from ..training_free_grpo import TrainingFreeGRPO
 from .consultation import AdviceRoom, Consultation, Place, add_to_system_message
-from .critic import CriticMiddleware, CriticOptions, StudyIndex
+from .critic import CriticMiddleware, CriticOptions
 from .lift import MOST_ITEM_CHARS
 from .scope_values import ScopeValue
 from .scopes import ScopeMemory
 from .status import LearnerStatus
+from .study_index import StudyIndex
 
 if TYPE_CHECKING:
     from langchain.agents.middleware import ModelRequest
@@ -258,15 +259,13 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
 
     def status(self, **scope: ScopeValue) -> LearnerStatus:
         """The state of this learner in a scope: what was compared, what waits, and what was lost."""
-        found = super().status(**scope)
-        memory, versions = self._memory(self._labels(scope)), self.versions(**scope)
-        groups = {one.note.partition(" ")[2]: one for one in memory.index.studied_reflections}.values()
-        return replace(
-            found,
-            lessons=len(versions.at(versions.head).lessons),
-            alike=sum(one.note.startswith("alike ") for one in groups),
-            unreadable=tuple(one.error for one in groups if one.error),
-        )
+        found, versions = super().status(**scope), self.versions(**scope)
+        return replace(found, lessons=len(versions.at(versions.head).lessons))
+
+    def _studies(self, index: StudyIndex[None]) -> dict[str, Any]:
+        groups = {one.note.partition(" ")[2]: one for one in index.studied_reflections}.values()
+        alike, lost = sum(one.note.startswith("alike ") for one in groups), tuple(one.error for one in groups if one.error)
+        return super()._studies(index) | {"alike": alike, "unreadable": lost}
 
     def forget_in(self, labels: tuple[str, ...], threads: Sequence[str] | None) -> int:
         """As `ScopedLearner.forget_in`."""

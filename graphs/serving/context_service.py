@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...memory.claas.replay import Replay
+from ...memory.conversations import write_queue
 from ...memory.errors import Unavailable, UserError, plural
 from ...memory.records import Feedback, FeedbackReceipt
 from ...nodes.learn.chat_turn import DEFAULT_SCOPE
@@ -30,8 +31,6 @@ from .service import Service
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
-
-    from ..agents.status import LearnerStatus
 
 __all__ = ["LEARNERS", "ContextService"]
 
@@ -75,6 +74,7 @@ class ContextService(Service):
         """Of each tenant: the buffer and the learner's memory change together, by one request after another."""
         self._rated = set[tuple[str, str]]()
         """Tenants with their adapters of which something was rated or released since the metrics were read."""
+        self._measuring: asyncio.Task[None] | None = None
 
     async def feedback(self, tenant: str, response_id: str, feedback: Feedback, key: str = "") -> FeedbackReceipt:
         """Store feedback on a reply, and rate the conversation with it in the learner's memory of the tenant.
@@ -160,15 +160,21 @@ class ContextService(Service):
 
     async def status(self, tenant: str | None = None) -> dict[str, Any]:
         """The state of the service, with the learner's of each of the tenant's adapters under `learned`, in words."""
+        scopes = [
+            {"tenant": tenant, "adapter": adapter} for adapter in (self._live.names(tenant) if tenant is not None else ())
+        ]
+        learned = {one["adapter"]: str(await self._learner.astatus(**one)) for one in scopes}  # first: it reads what failed
+        failures = [failure for one in scopes for failure in self._learner.critic_failures(**one)]
         found = await super().status(tenant)
-        found["learner"] = {"state": "idle", "error": "", "method": self._learner.method}
+        error = name_routes(failures[0]) if failures else ""
+        found["learner"] = {"state": "idle", "error": error, "method": self._learner.method}
         try:
             await self._vital_signs()
         except Unavailable as error:
             found |= {"state": "degraded", "why": found["why"] or str(error)}
         for row in found.get("scopes", ()):
             scope = {"tenant": tenant, "adapter": row["adapter"]}
-            row["learned"] = name_routes(str(await self._learner.astatus(**scope))).splitlines()
+            row["learned"] = name_routes(learned.get(row["adapter"], "")).splitlines()
             row["held"] = await asyncio.to_thread(partial(self._learner.quarantine_reasons, **scope))
             if self._learner.plan.is_on:
                 row["lift"] = name_routes(str(await asyncio.to_thread(partial(self._learner.lift, **scope)))).splitlines()
@@ -179,30 +185,39 @@ class ContextService(Service):
 
     def _obstacles(self, tenant: str, adapter: str) -> list[Obstacle]:
         """The obstacles to learning: a critic that fails at half of what it studies, or cannot be asked; and to showing others what
-        end users taught: nobody has, or too few of them (`max_user_share`)."""
+        end users taught: nobody has, or too few of them (`max_user_share`). The learner's store is not asked: health checks do."""
         share, taught = self._learner.max_user_share, self.replay.teachers(tenant, adapter)
         needed, count = math.ceil(1 / share), len({*taught} - {""})
-        rule = f"of the {needed} that it takes before others are shown what they taught"
         if not taught:
-            why = f"no reply has feedback yet; where requests name end users, 0 taught {rule}"
+            named = (
+                f"where requests name end users, {needed} of them have to give some before others are shown what they taught"
+            )
+            why = f"no reply has feedback yet; {named}"
             return [Obstacle("too few", why, "POST /v1/feedback", 1)]
-        learned: LearnerStatus = self._learner.status(tenant=tenant, adapter=adapter)
-        is_failing = learned.failure or 2 * len(learned.unreadable) >= learned.studied
-        failures = learned.failures_of_critic if is_failing else ()
+        failures = self._learner.critic_failures(tenant=tenant, adapter=adapter)
         found = [Obstacle("critic", name_routes(one), KINDS["critic"]) for one in failures]
-        if not count or are_enough(taught, "", share):
-            return found
-        why = f"{plural(count, 'end user')} taught {rule}"
-        return [
-            *found,
-            Obstacle("too few", why, "feedback of other end users, or a larger --max-user-share", needed - len(taught)),
-        ]
+        if count and not are_enough(taught, "", share):
+            why = f"{plural(count, 'end user')} gave feedback: it takes {needed} before others are shown what they taught"
+            help = "feedback of other end users, or a larger --max-user-share"
+            found.append(Obstacle("too few", why, help, needed - len(taught)))
+        return found
 
     async def metrics(self) -> list[Metric]:
-        """The service's metric families, with what is held and the lift where something was rated."""
-        while self._rated:
-            await asyncio.to_thread(self._measure, *self._rated.pop())
+        """The service's metric families, with what is held and the lift where something was rated; while the learner's store does
+        not answer, these two are as they were."""
+        if self._measuring is None or self._measuring.done():
+            self._measuring = asyncio.create_task(self._measure_rated())
+        await asyncio.wait({self._measuring}, timeout=write_queue.STORE_PATIENCE)
         return await super().metrics()
+
+    async def _measure_rated(self) -> None:
+        while self._rated:
+            scope = self._rated.pop()
+            try:
+                await asyncio.to_thread(self._measure, *scope)
+            except Unavailable:  # the next look tries again
+                self._rated.add(scope)
+                return
 
     def _measure(self, tenant: str, adapter: str) -> None:
         scope = {"tenant": tenant, "adapter": adapter}

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ import httpx
 import pytest
 from forks import Python
 from openai_server import OpenAIServer
-from waiting import until, wait_until
+from waiting import PATIENCE, until, wait_until
 
 from learngraph.graphs.agents.lift import Lift
 from learngraph.graphs.agents.status import ASKED_AGAIN, LET_IN, LearnerStatus
@@ -23,6 +24,7 @@ from learngraph.graphs.cli import main as cli
 from learngraph.graphs.cli import serve_context
 from learngraph.graphs.cli.serve import ServeOptions, build_service
 from learngraph.graphs.serving import administration, agent_engine, context_service
+from learngraph.memory.conversations import write_queue
 
 pytest.importorskip("fastapi")
 from learngraph.tools.serving import chat_server
@@ -277,8 +279,38 @@ async def test_a_critic_that_fails_is_named_where_an_operator_looks(
             (scope,) = (await acme.get("/status")).json()["scopes"]
             assert [why in row["why"] for row in scope["held_up"] if row["kind"] == "critic"] == [True]
             assert "()" not in str(scope)
+            assert why in (await acme.get("/status")).json()["learner"]["error"]
+            assert (await rival.get("/status")).json()["learner"]["error"] == ""
             assert "critic" in {row["kind"] for row in (await acme.get("http://x/healthz")).json()["held_up"]}
             assert (await rival.get("/status")).json()["scopes"][0]["held_up"][0]["kind"] == "too few"
+
+
+async def test_health_and_metrics_are_told_while_the_learners_store_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, services: list[Any]
+) -> None:
+    answers = threading.Event()
+
+    def write(request: dict[str, Any]) -> Any:
+        return "no JSON" if "library of lessons" in str(request["messages"]) else provider(request)
+
+    with OpenAIServer(write) as server:
+        async with served(tmp_path, server.url, learn="reasoning-bank") as (acme, _):
+            await rate(acme, (await chat(acme))["id"])
+            learner = services[0]._learner
+            await asyncio.to_thread(lambda: learner.learn(tenant="acme", adapter="default"))
+            store, known = learner.agent.store, learner.agent.store.batch
+            with monkeypatch.context() as slow:
+                slow.setattr(store, "batch", lambda asked: known(asked) if answers.wait(PATIENCE) else None)
+                slow.setattr(write_queue, "STORE_PATIENCE", 0.0)
+                try:
+                    for path in ("healthz", "metrics"):
+                        services[0]._surveyed_until = 0.0
+                        told = asyncio.create_task(acme.get(f"http://x/{path}"))
+                        await until(told.done)
+                        assert (told.result().status_code, '"critic"' in told.result().text) == (200, True)
+                finally:
+                    answers.set()
+            assert 'learngraph_held{adapter="default",tenant="acme"} 0' in (await acme.get("http://x/metrics")).text
 
 
 def test_the_status_names_routes_where_a_learner_names_its_methods() -> None:
@@ -297,14 +329,14 @@ async def test_a_user_who_rates_himself_teaches_no_other_user_of_the_tenant(tmp_
         async with served(tmp_path, server.url) as (acme, rival):
             (held,) = (await acme.get("/status")).json()["scopes"][0]["held_up"]
             assert held["why"] == (
-                "no reply has feedback yet; where requests name end users, 0 taught of the 4 that it takes before others are shown "
-                "what they taught"
+                "no reply has feedback yet; where requests name end users, 4 of them have to give some before others are shown what "
+                "they taught"
             )
             for _ in range(3):
                 await rate(acme, (await chat(acme, user="eve"))["id"])
             assert await words(acme, user="eve") == "crow , four"
             (held,) = (await acme.get("/status")).json()["scopes"][0]["held_up"]
-            assert held["why"].startswith("1 end user taught of the 4 that it takes before others are shown")
+            assert held["why"] == "1 end user gave feedback: it takes 4 before others are shown what they taught"
             assert (held["missing"], "--max-user-share" in held["help"]) == (3, True)
             (row,) = (await acme.get(acme.base_url.join("/healthz"))).json()["held_up"]
             assert (row["kind"], row["adapters"], row["missing"]) == ("too few", 1, 3)
