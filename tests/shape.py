@@ -13,16 +13,16 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 86_355, "tests": 72_389}
+LINES: Mapping[str, int] = {"source": 86_405, "tests": 72_468}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
     "graphs/agents": 8_069,
     "graphs/baselines": 1_668,
-    "graphs/cli": 2_943,
+    "graphs/cli": 2_957,
     "graphs/experiments": 7_677,
     "graphs/presets": 115,
-    "graphs/serving": 2_436,
+    "graphs/serving": 2_470,
     "graphs/studio": 2_217,
     "graphs/wiring": 4_644,
     "memory": 1_497,

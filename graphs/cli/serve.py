@@ -58,7 +58,7 @@ def serve(args: Sequence[str]) -> int:
     options, settings = parse_options_and_settings(
         *(ServeOptions, chosen, args, "learngraph serve", about, "CLaaS: settings of the method"), headings=HEADINGS
     )
-    tenants = _check_start(options)
+    tenants = _check_start(options, settings)
     logging.basicConfig(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%Y-%m-%dT%H:%M:%S%z", level=logging.WARNING
     )
@@ -73,13 +73,14 @@ def serve(args: Sequence[str]) -> int:
     return 0
 
 
-def _check_start(options: ServeOptions) -> Any:
+def _check_start(options: ServeOptions, settings: CLaaS) -> Any:
     """The tenants of the options' keys; raises one `UserError` for all that can be found wrong before a model is opened."""
     from ...tools.serving.chat_server import check_address
 
     addresses = [partial(check_address, options.host, port) for port in (options.port, options.livez_port or 0)]
     found, problems = [], list[str]()
-    for check in (partial(find_tenants, options), partial(_check_folder, options.out), *addresses):
+    learning = partial(_check_learning, options, settings)
+    for check in (partial(find_tenants, options), partial(_check_folder, options.out), learning, *addresses):
         try:
             found.append(check())
         except UserError as error:
@@ -97,6 +98,17 @@ def _check_folder(out: Path) -> None:
         raise UserError(f"serve: --out {out}: {made} {why}; choose another folder")
     if (out / "settings.json").exists():
         raise UserError(f"serve: --out {out} is the folder of learngraph run; choose another folder")
+
+
+def _check_learning(options: ServeOptions, settings: CLaaS) -> None:
+    """Check the method of --learn, the chats of --retention-file, and as far as it is known without the model that --out is of its base."""
+    from .serve_context import context_base
+
+    _check_base(options, settings, context_base(options, settings) if options.learn else "")
+    if options.retention_file is not None:
+        from ...tools.training.sft import read_chats
+
+        read_chats(options.retention_file)
 
 
 def _take_preset(args: Sequence[str]) -> tuple[str, list[str]]:
@@ -291,10 +303,7 @@ def _retention(options: ServeOptions, opened: LocalChatModel | None) -> list[Exc
     """The chats of --retention-file as exchanges, for the gate."""
     if options.retention_file is None:
         return []
-    if opened is None:
-        raise UserError(
-            "serve: --retention-file needs the model in this process, to read the chats: --weights local:PATH_OR_NAME"
-        )
+    assert opened is not None  # ServeOptions
     from ...memory.records import ChatRequest
     from ...tools.training.sft import encode_chat, read_chats
 

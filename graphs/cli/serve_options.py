@@ -166,6 +166,10 @@ class ServeOptions:
             )
         if self.model.startswith("vllm:") and self.learner == "inline":
             raise UserError("serve: --learner inline takes turns with replies of this process; with vllm: it is another one")
+        if self.retention_file is not None and self.model.startswith("vllm:") and (not self.weights or "ray" in self.learner):
+            raise UserError(
+                "serve: --retention-file needs the model in this process, to read the chats: --weights local:PATH_OR_NAME"
+            )
         if self.engine_path and not self.model.startswith("vllm:"):
             raise UserError("serve: --engine-path is where a vLLM server sees the adapters; it needs --model vllm:MODEL")
 
@@ -176,5 +180,8 @@ class ServeOptions:
         for name in ("weights", "retention_file", "engine_path", "answer_unrecorded"):
             if getattr(self, name):
                 raise UserError(f"serve: --{name.replace('_', '-')} is for weights that learn; with --learn, leave it out")
+        if not 0 < self.max_user_share <= 1 or not 0 <= self.control <= 1:
+            given = f"got {self.max_user_share:g} and {self.control:g}"
+            raise UserError(f"serve: --max-user-share is a share in (0, 1], --control one in [0, 1]; {given}")
         if self.graph and ":" not in self.graph:
             raise UserError(f"serve: --graph is MODULE:FUNCTION, such as my_app:make_agent, got {self.graph!r}")

@@ -11,9 +11,10 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -253,7 +254,7 @@ class Administration:
 
     def _adapter_row(self, tenant: str, adapter: str) -> dict[str, Any]:
         served = self._live.adapter(tenant, adapter)
-        reasons = {line["label"]: hide_paths(line["why"]) for line in served.versions.log() if line.get("why")}
+        reasons = _version_reasons(served.versions.log())
         rewards, sizes = served.rewards_by_version(), self.replay.minibatch_sizes(tenant, adapter)
         means = {label: {"reward": sum(mine) / len(mine), "feedbacks": len(mine)} for label, mine in rewards.items()}
         rows = [
@@ -482,6 +483,19 @@ class Administration:
         survey = await asyncio.to_thread(self._survey_obstacles)
         self._metrics.set_obstacles({tenant: summarize_obstacles(found) for tenant, found in survey.items()})
         return list(self._metrics.registry.collect())
+
+
+def _version_reasons(log: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Label of a version -> the reason for its state: the newest that the log has, and of one that was rolled back, when that was."""
+    reasons = dict[str, str]()
+    for line in log:
+        why = hide_paths(line.get("why") or "")
+        if line.get("back"):
+            when = datetime.fromtimestamp(line["time"], UTC).isoformat(" ", "seconds")
+            reasons[line["was"]], why = f"rolled back at {when}: {why}", f"gone back to at {when}: {why}"
+        if why:
+            reasons[line["label"]] = why
+    return reasons
 
 
 def shown_state(state: str) -> str:

@@ -245,9 +245,12 @@ def _failure(error: Exception) -> UserError:
         refused.public_message = f"the model's provider refuses this request: {_cut(reason)}"
         return refused
     is_own = isinstance(error, UserError) or isinstance(status, int)
-    if not is_own and CHAT_MODELS not in {frame.f_globals.get("__name__") for frame, _ in walk_tb(error.__traceback__)}:
-        LOG.exception("the graph failed")
-        return Unavailable(f"{type(error).__name__}: {error}", "the agent behind this service failed; try again later")
+    frames = [*walk_tb(error.__traceback__)]
+    if not is_own and CHAT_MODELS not in {frame.f_globals.get("__name__") for frame, _ in frames}:
+        files = [(frame.f_code.co_filename, line) for frame, line in frames]
+        file, line = next((one for one in reversed(files) if "site-packages" not in one[0]), files[-1])
+        failed = f"the graph failed: {type(error).__name__} at {file}:{line}"  # its words may be a user's, and this is logged
+        return Unavailable(failed, "the agent behind this service failed; try again later")
     why = {401: "refuses this service's key", 403: "refuses this service's key", 404: "does not know the model", 429: "is busy"}
     told = why.get(status or 0, "does not answer" if is_own and not isinstance(cause, ValueError) else UNREADABLE)
     told = f"the model's provider {told}"

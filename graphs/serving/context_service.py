@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -39,21 +40,27 @@ LEARNERS = ("adamem", "icrl", "lessons", "reasoning-bank")
 
 
 ROUTES = {
-    "call feedback(thread_id, reward=...)": "POST /v1/feedback",
-    "quarantine_reasons() says why, release(thread_id) lets one in": "held says why, POST /v1/experiences/ID/release lets one in",
-    "give control=0.1 or holdout=0.05, then feedback": "POST /v1/feedback",
-    "quarantine_reasons() says why, release(thread_id) lets them in": "held says why, POST /v1/experiences/ID/release lets them in",
-    "; the agent's process studies them soon, and learn() at once": "; they are studied soon",
-    " has it asked again, and learn() at once": " has it asked again",
-    "; give a state_key that names the kind of case": "",
+    r"call feedback\(thread_id, reward=\.\.\.\)": "POST /v1/feedback",
+    r"give control=0\.1 or holdout=0\.05, then feedback": "POST /v1/feedback",
+    r"quarantine_reasons\(\) says why, release\(thread_id\) lets": "held says why, POST /v1/experiences/ID/release lets",
+    r"release\('([^']*)'\) lets": r"POST /v1/experiences/\1/release lets",
+    r"; the agent's process studies them soon, and learn\(\) at once": "; they are studied soon",
+    r", and learn\(\) at once": "",
+    r"; give a (?:state_key|task) that [^,;\n]*": "",
+    r", or similarity=, by meaning": "",
+    r" \(user=\)": " (--max-user-share)",
+    r" \(another strategist= may do better\)": "",
+    r"; if they are the app's own, Screen\(.*\) keeps them": "",
+    r", such as calls that a person let pass \(reviews=\[TOOL\]\)": "",
+    r"\n  nothing is recorded of .*": "",  # it may name another tenant's scope
 }
-"""Words of a learner's status for who calls Python -> for who asks by HTTP."""
+"""A learner's words for who calls Python, a pattern each -> the words for who asks by HTTP."""
 
 
 def name_routes(status: str) -> str:
-    """A learner's status with the routes of the API in the place of its methods."""
-    for method, route in ROUTES.items():
-        status = status.replace(method, route)
+    """A learner's words on itself, with the routes of the API and the options of `learngraph serve` in the place of its methods."""
+    for words, route in ROUTES.items():
+        status = re.sub(words, route, status)
     return status
 
 
@@ -101,7 +108,12 @@ class ContextService(Service):
         if row is not None and (kept := row.exchange.feedback) is not None:  # of a repeated key, what was said first
             words = [kept.text, f"The reply should have been: {kept.correction}" if kept.correction else ""]
             said, scope = "\n".join(filter(None, words)) or None, {"tenant": tenant, "adapter": row.exchange.adapter}
-            await self._learner.afeedback(response_id, reward=kept.reward, text=said, source=kept.source, **scope)
+            try:
+                await self._learner.afeedback(response_id, reward=kept.reward, text=said, source=kept.source, **scope)
+            except Unavailable:
+                raise
+            except UserError as error:
+                raise UserError(f"nothing is learned from {response_id!r}: the learner's memory has no record of it") from error
             if response_id in await asyncio.to_thread(partial(self._learner.quarantine_reasons, **scope)):
                 receipt = replace(receipt, state="held")  # it counts once a person has released it
             self._rated.add((tenant, row.exchange.adapter))
@@ -112,7 +124,12 @@ class ContextService(Service):
         row = await super().experience(tenant, id)
         if row is None:
             return None
-        told: str = await self._learner.aexplain(id, tenant=tenant, adapter=row["adapter"])
+        try:
+            told = name_routes(await self._learner.aexplain(id, tenant=tenant, adapter=row["adapter"]))
+        except Unavailable:
+            raise
+        except UserError:  # the memory was lost, or could not be written when the reply was made
+            told = ""
         return row | {"explain": told.splitlines() or ["nothing is recorded of this reply"]}
 
     async def release(self, tenant: str, id: str) -> dict[str, Any]:

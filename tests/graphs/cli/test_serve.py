@@ -60,6 +60,25 @@ def test_all_that_is_cheap_to_find_wrong_is_said_at_once_and_nothing_is_made(
         said = refused(capsys, "--out", str(out), "--host", "127.0.0.1", "--port", "1", "--model", "local:none")
         assert "--api-key KEY" in said
         assert f"{tmp_path / 'file'} is a file; choose another folder" in said
+    for wrong, told in (
+        (["--learn", "icl"], "got 'icl'; did you mean icrl?"),
+        (["--learn", "icrl", "--loss.kind", "ppo"], "have no effect with --learn"),
+        (["--learn", "icrl", "--max-user-share", "0"], "--max-user-share is a share in (0, 1]"),
+        (["--learn", "icrl", "--control", "2"], "--control one in [0, 1]; got 0.25 and 2"),
+        (
+            ["--model", "vllm:X", "--base-url", "http://h", "--learner", "off", "--retention-file", "x"],
+            "needs the model in this process",
+        ),
+        (["--retention-file", str(tmp_path / "none")], f"cannot read {tmp_path / 'none'}: No such file or directory"),
+        (["--retention-file", str(tmp_path / "file")], "holds no chats; expected one a line"),
+    ):
+        assert told in refused(capsys, *wrong, "--out", str(tmp_path / "new"), "--api-key", "k", "--port", "0")
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "service.json").write_text('{"model": "openai:x", "base": "context:icrl"}')
+    others = ["--learn", "adamem", "--out", str(tmp_path / "old"), "--api-key", "k", "--port", "0"]
+    assert "was learned on openai:x (base context:icrl)" in refused(capsys, *others)
+    (tmp_path / "old" / "service.json").unlink()
+    (tmp_path / "old").rmdir()
     monkeypatch.setattr("os.access", lambda *asked: False)
     assert f"{tmp_path} may not be written" in refused(capsys, "--out", str(tmp_path / "new"), "--api-key", "k", "--port", "0")
     assert "--api-key KEY" in refused(capsys, "--out", str(tmp_path / "new"), "--port", "0")

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import re
 import shutil
 import sys
 import tempfile
@@ -223,6 +224,9 @@ async def test_rolls_back_and_learns_on_from_there(tmp_path: Path) -> None:
         shown = await service.roll_back("acme", "default")
         assert shown["live"] != live
         assert service.replay.head("acme", "default") == shown["live"]
+        whys = {row["label"]: row["why"] for row in shown["versions"]}
+        assert re.fullmatch(r"rolled back at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\+00:00: asked for", whys[live])
+        assert re.fullmatch(r"gone back to at .*: asked for", whys[shown["live"]])
         assert (await urn.say(service, "x", "after")).reply.version == shown["live"]
         steps = service.replay.step("acme", "default")
         await teach(service, 12, start=100)
