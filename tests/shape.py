@@ -13,11 +13,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 86_405, "tests": 72_468}
+LINES: Mapping[str, int] = {"source": 86_481, "tests": 72_567}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
-    "graphs/agents": 8_069,
+    "graphs/agents": 8_082,
     "graphs/baselines": 1_668,
     "graphs/cli": 2_957,
     "graphs/experiments": 7_677,
@@ -28,7 +28,7 @@ ROOMS: Mapping[str, int] = {
     "memory": 1_497,
     "memory/attempts": 650,
     "memory/claas": 2_825,
-    "memory/conversations": 2_737,
+    "memory/conversations": 2_800,
     "memory/lessons": 1_332,
     "memory/returns": 1_048,
     "memory/search": 1_503,

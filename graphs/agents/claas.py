@@ -87,7 +87,7 @@ class FeedbackMiddleware(LearningMiddleware[NoMemory]):
                 again: the service counts it once.
         """
         kept = self._memory(labels).conversations
-        if not rating.unlearned and not kept.is_held(thread):
+        if not rating.unlearned and kept.is_learned(thread, rating):
             self._send_rating(kept, thread, rating)
 
     def retract(self, thread_id: ThreadId, **scope: Any) -> Rating:

@@ -45,6 +45,7 @@ from ...memory.conversations.messages import (
     users_messages,
 )
 from ...memory.conversations.reviews import review_rating
+from ...memory.conversations.screen import Suspicion
 from ...memory.conversations.store import ConversationStore, RatingOptions
 from ...memory.conversations.turns import Turn, newest_read, with_beginning
 from ...memory.conversations.write_queue import MOST_OPEN
@@ -556,7 +557,8 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         handed: HandedTurns | None = None,
     ) -> Callable[[], object] | None:
         """Take note of a turn as it is now; returns what records it, or None where a learner around this one does so."""
-        suspicion = self.screen.suspicion_in(messages[first_new_message(messages) :])
+        caller, conversations = find_caller(), self._memory(place.scope).conversations
+        suspicion = self._find_suspicion(conversations, place.thread, messages)
         # A thread may be older than its first recorded turn: what this turn answers is what it is about.
         asked = trim_middle(str(messages[last_user_message(messages)].text), MOST_GOAL_CHARS)
         task = replace(place.task, instruction=self.screen.redact(asked))
@@ -575,7 +577,6 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         run = str(getattr(getattr(runtime, "execution_info", None), "run_id", None) or "")
         answered = messages[last_user_message(messages) :]
         replies = tuple(str(one.id) for one in answered if isinstance(one, AIMessage) and one.id)
-        caller, conversations = find_caller(), self._memory(place.scope).conversations
         turn = Turn(place.turn, done, run, entries, replies, sent_beside(answered), self.method, called_by=caller.message)
         known = conversations.turns_at_hand(place.thread)
         if known and known[-1].id == place.turn and is_summary(answered[0]):
@@ -599,12 +600,21 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
 
         def record() -> None:
             if suspicion is not None:
-                self.keep_out(place.scope, place.thread, *suspicion)
+                self.keep_out(place.scope, place.thread, *suspicion, place.turn)
             if left:
                 self._record_left(messages, place, left, len(done), keep)
             keep(turn, beside=[one for one, *_ in turns[:-1]], is_noted=True, goes_on=goes_on)
 
         return record
+
+    def _find_suspicion(self, kept: ConversationStore, thread: str, messages: Sequence[AnyMessage]) -> Suspicion | None:
+        """The first text that instructs the agent, of what users have said since the turns before, or that no recorded turn answers, as in a
+        history that a client sends along."""
+        new = first_new_message(messages)
+        if (found := self.screen.suspicion_in(messages[new:])) is not None or self.screen.suspicion_in(messages[:new]) is None:
+            return found
+        known = {turn.id for turn in getattr(kept.latest(thread), "turns", ())}
+        return self.screen.suspicion_in([one for one in messages[:new] if one.id not in known and not is_summary(one)])
 
     def _key(self, place: Place) -> Hashable:
         """The key of a conversation's record, the same for all learners of an agent with one store and one scope."""

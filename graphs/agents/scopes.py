@@ -42,6 +42,7 @@ from ...memory.conversations.turns import (
     turns_meant,
     turns_of_run,
     turns_rated,
+    turns_under,
 )
 from ...memory.display import short
 from ...memory.errors import Unavailable, UserError, did_you_mean, plural
@@ -475,14 +476,14 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         kept, thread = self._find_thread(thread_id, scope, self.quarantine)
         self.keep_out(kept.scope, kept.conversation(thread).id, reason)
 
-    def keep_out(self, labels: tuple[str, ...], thread: str, reason: str, digest: str = "") -> None:
-        """As `quarantine`, in the scope with these labels; `digest` as of `ConversationStore.quarantine`."""
+    def keep_out(self, labels: tuple[str, ...], thread: str, reason: str, digest: str = "", turn: str = "") -> None:
+        """As `quarantine`, in the scope with these labels; `digest` and `turn` as of `ConversationStore.quarantine`."""
         kept = self._memory(labels).conversations
-        if kept.is_held(thread, digest):  # as at each step of a turn that was found
+        if kept.is_held(thread, digest, turn):  # as at each step of a turn that was found
             return
         groups = comparisons_with(kept, [thread])
-        if kept.quarantine(thread, reason, digest):
-            self.erase_lessons(labels, groups)
+        if kept.quarantine(thread, reason, digest, turn):
+            self.erase_lessons(labels, groups - comparisons_with(kept, [thread]) if groups else groups)
             LOG.warning("%s: nothing is learned from conversation %s: %s", self.method, thread, clean_text(reason))
 
     def erase_lessons(self, labels: tuple[str, ...], groups: Collection[str]) -> None:
@@ -621,7 +622,9 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         if any(one.unlearned for one in ratings):
             lines.append(f"words of its feedback are not learned; release({thread_id!r}) lets them in")
         if (kept_out := kept.quarantines.get(thread)) is not None and not kept_out.released:
-            lines.append(f"nothing is learned from it: {kept_out.reason}; release({thread_id!r}) lets it in")
+            held = [numbered[id] for id in numbered if id in turns_under(talk, kept_out.of)]
+            where = f"turn {held[0]} and what followed" if held else "it"
+            lines.append(f"nothing is learned from {where}: {kept_out.reason}; release({thread_id!r}) lets it in")
         return "\n".join(short(line, MOST_LINE_CHARS) for line in lines)
 
     def describe(self, entry: Mapping[str, Any]) -> list[str]:

@@ -77,11 +77,11 @@ def agent_lines(kept: Any) -> Iterator[str]:
     ratings = {one.id: one.ratings for one in kept.feedback.all()}
     values = "".join(f" {name}={value}" for name, value in whose["scope"].items())
     yield f"{whose['agent']}{values}: {plural(len(talks), 'conversation')}, {len(ratings)} rated"
-    held = {one.id: one.reason for one in kept.open_quarantines()}
+    held = {one.id: f"{'a part of ' * bool(one.of)}it: {one.reason}" for one in kept.open_quarantines()}
     for talk in talks:
         yield f"  {talk.id}, {plural(len(talk.turns), 'turn')}: {talk.task.instruction}"
         yield from (f"    {rating_text(one)}" for one in ratings.get(talk.id, ()))
-        yield from [f"    nothing is learned from it: {held[talk.id]}"] if talk.id in held else []
+        yield from [f"    nothing is learned from {held[talk.id]}"] if talk.id in held else []
     for one in kept.reflections.all():
         texts = [one.note] * (not one.id.startswith("lessons/")) + [lesson.text for lesson in one.lessons]
         yield from (f"  lesson from {one.id}: {text}" for text in texts if text)

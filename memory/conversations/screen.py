@@ -125,12 +125,8 @@ class Screen:
 
     def suspicion(self, *texts: str) -> Suspicion | None:
         """The first instruction-like text of others; None if there is none."""
-        for text in texts if self.finds_instructions else ():
-            plain = readable(text)
-            for reason, pattern in _PATTERNS.items():
-                if pattern.search(plain):
-                    return Suspicion(reason, blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest())
-        return None
+        found = map(_suspicion, texts if self.finds_instructions else ())
+        return next((one for one in found if one is not None), None)
 
     def suspicion_in(self, messages: Sequence[BaseMessage]) -> Suspicion | None:
         """The first text of a user in some messages that reads like an instruction to the agent."""
@@ -245,6 +241,15 @@ def _redacted(text: str, pii: bool) -> str:
     text = _PIN.sub(r"\1[secret]", _PASSWORD.sub(r"\1[secret]", text))
     text = _CARD.sub(lambda found: "[secret]" if _is_card(found[0]) else found[0], text)
     return _PII.sub("[private]", text) if pii else text
+
+
+@lru_cache(maxsize=8_192)
+def _suspicion(text: str) -> Suspicion | None:
+    plain = readable(text)
+    for reason, pattern in _PATTERNS.items():
+        if pattern.search(plain):
+            return Suspicion(reason, blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest())
+    return None
 
 
 def _is_card(text: str) -> bool:

@@ -35,6 +35,7 @@ from ..storage.record_store import BadRecord, RecordStore, exchange, to_json
 from .trials import MemoryTrial, conversation_trials
 from .turns import (
     Conversation,
+    Quarantine,
     Rating,
     Turn,
     find_predecessor,
@@ -48,6 +49,9 @@ from .turns import (
     rating_to_change,
     set_aside,
     turn_of_id,
+    turns_held,
+    turns_rated,
+    turns_under,
     with_later_part,
     with_turn,
     with_waiting,
@@ -107,20 +111,6 @@ class Reflection:
     """The reason for which no reply could be read; empty if one could."""
     reward: float | None = None
     """Of the stretch as it was then."""
-
-
-@dataclass(frozen=True, slots=True)
-class Quarantine:
-    """A conversation that nothing is learned from until it is released."""
-
-    id: str
-    """The thread's id."""
-    reason: str
-    digest: str = ""
-    """Of the text that was found; empty where a person or a rule holds the conversation."""
-    released: bool = False
-    turns: int = 0
-    """Number of turns that it had when it was released: `hold` decides anew about later ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,16 +438,19 @@ class ConversationStore:
         asked: list[tuple[RecordStore[Any], str]] = [(self.quarantines, conversation.id), (self._changes, self._writer)]
         first = [(self.feedback, told)] if told else []
         held, mine, *known = exchange([*asked, *((self.trajectories, one.id) for one in found)], first)
-        if found and self._is_held(conversation, held):
-            return
-        self._keep_trials(conversation, found)
-        made = [one for one, before in zip(found, known, strict=True) if one.id in always or one != before]
+        without = self._decide(conversation, held) if found else ()
+        free = {one.id for one in rated_trajectories(conversation, ratings, without)}
+        pairs = [(one, before) for one, before in zip(found, known, strict=True) if one.id in free]
+        self._keep_trials(conversation, [one for one, _ in pairs])
+        made = [one for one, before in pairs if one.id in always or one != before]
         if made:
             changes = self._changes_with([one.id for one in made], mine)
             exchange([], [*((self.trajectories, one) for one in made), (self._changes, changes)])
             self._shared.add_changed(self.scope, made)
-            if self.is_held(conversation.id):  # another process has quarantined it meanwhile
-                self._withdraw({conversation.id})
+            if (late := turns_held(conversation, self.quarantines.get(conversation.id))) - set(
+                without
+            ):  # another process has quarantined it meanwhile
+                self._withdraw({conversation.id}, {one.id for one in rated_trajectories(conversation, ratings, late)})
 
     def _keep_trials(self, conversation: Conversation, rated: Sequence[Trajectory]) -> None:
         advice = [entry for turn in conversation.turns for entry in turn.advice]
@@ -466,33 +459,52 @@ class ConversationStore:
         if trials := [one for one in conversation_trials(advice, rated, known) if one not in known.values()]:
             self.trials.put(trials)
 
-    def _is_held(self, conversation: Conversation, known: Quarantine | None) -> bool:
-        """True if a rated conversation is quarantined, which `hold` decides where nothing is known of it, or of its later turns."""
-        is_new = known is None or (known.released and known.turns < len(conversation.turns))
+    def _decide(self, conversation: Conversation, known: Quarantine | None) -> set[str]:
+        """As `turns_held`, after `hold` has decided where nothing is known of a rated conversation, or of its later turns."""
+        is_new = known is None or ((known.released or known.of) and known.turns < len(conversation.turns))
         if is_new and self._hold is not None and (reason := self._hold(conversation)):
-            self.quarantines.put([known := Quarantine(conversation.id, reason)])
-        return known is not None and not known.released
+            if known is not None and not known.released:
+                reason = f"{known.reason}; {reason}"
+            self.quarantines.put([known := Quarantine(conversation.id, reason, known.digest if known else "")])
+        return turns_held(conversation, known)
 
-    def quarantine(self, thread: str, reason: str, digest: str = "") -> bool:
+    def quarantine(self, thread: str, reason: str, digest: str = "", turn: str = "") -> bool:
         """Learn nothing from a conversation any more, and withdraw what was derived from it.
 
         Args:
             digest: of what was found in it. A conversation that was released in spite of it stays so.
+            turn: id of the turn in which it was found: what was before it stays; empty: nothing does.
 
         Returns:
             True if it was not quarantined before.
         """
         with self._lock:
-            if self.is_held(thread, digest):
+            if self.is_held(thread, digest, turn):
                 return False
-            self.quarantines.put([Quarantine(thread, clean_text(reason), clean_text(digest))])
-            self._withdraw({thread})
+            known, conversation = self.quarantines.get(thread), self.turns.get(thread)
+            before = () if known is None or known.released else known.of
+            found = Quarantine(thread, clean_text(reason), clean_text(digest), of=(*before, clean_text(turn)) if turn else ())
+            self.quarantines.put([replace(found, turns=known.turns if known else 0)])
+            if turn and conversation is not None:
+                given, without = self.ratings(thread), turns_under(conversation, found.of)
+                self._withdraw({thread}, {one.id for one in rated_trajectories(conversation, given, without)})
+                self._derive(conversation, given)
+            else:
+                self._withdraw({thread})
             return True
 
-    def is_held(self, thread: str, digest: str = "") -> bool:
-        """True if a conversation is quarantined, or was released in spite of the text with this digest."""
-        known = self.quarantines.get(thread)
-        return known is not None and (not known.released or (bool(digest) and known.digest == digest))
+    def is_held(self, thread: str, digest: str = "", turn: str = "") -> bool:
+        """True if a conversation, or this turn of it, is quarantined, or was released in spite of the text with this digest."""
+        if (known := self.quarantines.get(thread)) is None:
+            return False
+        return (bool(digest) and known.digest == digest) if known.released else not known.of or turn in known.of
+
+    def is_learned(self, thread: str, rating: Rating) -> bool:
+        """True if none of the turns that a rating of a conversation is about is quarantined."""
+        conversation, given = self.conversation(thread), self.ratings(thread)
+        about = [turns for one, turns in zip(given, turns_rated(conversation, given), strict=True) if one == rating]
+        held = turns_held(conversation, self.quarantines.get(conversation.id))
+        return not any(one.id in held for turns in about for one in turns)
 
     def open_quarantines(self) -> list[Quarantine]:
         """The conversations that are quarantined."""
@@ -669,8 +681,8 @@ class ConversationStore:
             self.feedback.put([Ratings(id, given[id]) for id in known if given[id]])
             held, learned = {one.id: one for one in self.quarantines.all()}, list[Trajectory]()
             for id in known:
-                rated = rated_trajectories(known[id], given[id])
-                if rated and not self._is_held(known[id], held.get(id)):
+                if rated_trajectories(known[id], given[id]):
+                    rated = rated_trajectories(known[id], given[id], self._decide(known[id], held.get(id)))
                     self._keep_trials(known[id], rated)
                     learned += rated
             told = {one.id: one for one in self.trajectories.get_many([one.id for one in learned])}

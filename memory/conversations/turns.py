@@ -8,6 +8,7 @@ thread. Feedback on the same turn again takes the place of the former one.
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from numbers import Real
 from typing import Any
 
@@ -107,6 +108,22 @@ class Rating:
     def is_silent(self) -> bool:
         """True if there is nothing to learn from it: neither a reward nor words."""
         return self.reward is None and not self.words
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """A conversation that nothing is learned from until it is released."""
+
+    id: str
+    """The thread's id."""
+    reason: str
+    digest: str = ""
+    """Of the text that was found; empty where a person or a rule holds the conversation."""
+    released: bool = False
+    turns: int = 0
+    """Number of turns that it had when it was released: `hold` decides anew about later ones."""
+    of: tuple[str, ...] = ()
+    """Ids of the turns in which it was found: from these and what followed them nothing is learned. Empty: from all."""
 
 
 def finite_reward(value: Any) -> float:
@@ -246,6 +263,25 @@ def turns_left(conversation: Conversation) -> list[Turn]:
     return [one for one in conversation.turns if one.id not in stands]
 
 
+def turns_under(conversation: Conversation, said: Collection[str]) -> set[str]:
+    """Ids of the turns with these ids, and of all that the thread had after them: the agent still read what was said there, or a summary
+    of it. The turns before them are not among these, nor those of a way that the thread took without them."""
+    found, place = set[str](), _places(conversation)
+    for number, one in enumerate(conversation.turns):
+        was_said = any(one.id == id or one.id.startswith((f"{id}/", f"{id}{CONTINUED}")) for id in said)
+        _, before = [*islice(_way_back(conversation, place, number), 2), None][:2]
+        if was_said or (before is not None and before.id in found):
+            found.add(one.id)
+    return found
+
+
+def turns_held(conversation: Conversation, known: Quarantine | None) -> set[str]:
+    """Ids of the turns of a conversation that nothing is learned from; `known`: its quarantine."""
+    if known is None or known.released:
+        return set()
+    return turns_under(conversation, known.of) if known.of else {one.id for one in conversation.turns}
+
+
 def _places(conversation: Conversation) -> dict[str, int]:
     return {one.id: n for n, one in enumerate(conversation.turns)}
 
@@ -258,10 +294,17 @@ def _way_back(conversation: Conversation, place: Mapping[str, int], number: int)
         number = min(before, number - 1)
 
 
-def rated_trajectories(conversation: Conversation, ratings: Sequence[Rating]) -> list[Trajectory]:
+def rated_trajectories(
+    conversation: Conversation, ratings: Sequence[Rating], without: Collection[str] = ()
+) -> list[Trajectory]:
     """The rated stretches of a conversation, oldest first. Turns after the last rating belong to none.
 
     What begins with the conversation is about its task; each later stretch, and each branch, about what the user asked for then.
+
+    Args:
+        conversation: its turns.
+        ratings: of these.
+        without: ids of turns. A stretch that has one of them is left out.
     """
     ratings = [one for one in ratings if not one.is_silent]
     single = {rating.turn: rating for rating in ratings if rating.is_single}
@@ -276,20 +319,23 @@ def rated_trajectories(conversation: Conversation, ratings: Sequence[Rating]) ->
         alone = single.get(turn) or of_all or Rating(turn, None)
         return alone if alone.reward is not None or of_all is None else replace(alone, reward=of_all.reward)
 
+    def stretch(turns: Sequence[tuple[int, Turn]], rating: Rating) -> list[Trajectory]:
+        return [] if any(one.id in without for _, one in turns) else _stretch(conversation, turns, rating)
+
     for number, turn in enumerate(conversation.turns):
         if turn.id in beside:
             branches.append((number, turn))
         elif turn.id in single:
-            found += _stretch(conversation, [(number, turn)], own(turn.id, of_all.get(turn.id)))
+            found += stretch([(number, turn)], own(turn.id, of_all.get(turn.id)))
         if (rating := shared.get(turn.id)) is not None:
-            stretch = [(place[one.id], one) for one in since[turn.id] if one.id not in beside and one.id not in single]
-            found += _stretch(conversation, stretch, rating) if stretch else []
+            together = [(place[one.id], one) for one in since[turn.id] if one.id not in beside and one.id not in single]
+            found += stretch(together, rating) if together else []
             for one in branches:
-                found += _stretch(conversation, [one], own(one[1].id, rating))
+                found += stretch([one], own(one[1].id, rating))
             branches = []
     for one in branches:
         if (rating := single.get(one[1].id)) is not None:
-            found += _stretch(conversation, [one], rating)
+            found += stretch([one], rating)
     return found
 
 
