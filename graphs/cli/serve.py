@@ -33,6 +33,7 @@ from ...memory.records import Exchange, Reply
 from ..arms import preset_names
 from ..claas import CLaaS
 from .flags import parse_options_and_settings
+from .serve_context import CONTEXT, build_context_service, context_base
 from .serve_options import HEADINGS, LOOPBACK_HOSTS, ServeOptions
 from .serve_parts import ServeParts
 
@@ -102,8 +103,6 @@ def _check_folder(out: Path) -> None:
 
 def _check_learning(options: ServeOptions, settings: CLaaS) -> None:
     """Check the method of --learn, the chats of --retention-file, and as far as it is known without the model that --out is of its base."""
-    from .serve_context import context_base
-
     _check_base(options, settings, context_base(options, settings) if options.learn else "")
     if options.retention_file is not None:
         from ...tools.training.sft import read_chats
@@ -236,8 +235,6 @@ def build_service(options: ServeOptions, settings: CLaaS) -> Service:
     name = options.name or Path(options.model.rpartition(":")[2]).name
     try:
         if options.learn:
-            from .serve_context import build_context_service, context_base
-
             about = _check_base(options, settings, context_base(options, settings))
             service: Service = build_context_service(options, settings, replay, root, name)
         else:
@@ -267,17 +264,17 @@ def _make_private(folder: Path) -> None:
 
 
 def _check_base(options: ServeOptions, settings: CLaaS, base: str) -> dict[str, Any]:
-    """Check that --out belongs to this base model; returns the content of its `service.json`."""
+    """Check that --out belongs to this base model, or this method of --learn; returns the content of its `service.json`."""
     path = options.out / "service.json"
     try:
         before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except ValueError as error:
         raise UserError(f"serve: {path} is damaged ({error}); it may be removed") from error
     if base and before.get("base", base) != base:
-        raise UserError(
-            f"serve: {options.out} was learned on {before.get('model')} (base {before['base']}), and {options.model} is base {base}; "
-            "choose another --out"
-        )
+        way, now = (one.removeprefix(CONTEXT) if one.startswith(CONTEXT) else "" for one in (str(before["base"]), base))
+        then = f"with --learn {way}" if way else f"on {before.get('model')} (base {before['base']})"
+        this = f"this is --learn {now}" if now else f"{options.model} is base {base}"
+        raise UserError(f"serve: {options.out} was learned {then}, and {this}; choose another --out")
     return {"model": options.model, "base": base or before.get("base", ""), "settings": asdict(settings)}
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["build_context_service"]
 
+CONTEXT = "context:"
+"""Beginning of the base of what --learn learns; the method follows."""
 PROVIDER_SECONDS = 60.0
 """Longest wait for a provider's next piece, before the request is tried a second time, and then fails."""
 
@@ -70,4 +72,4 @@ def context_base(options: ServeOptions, settings: CLaaS) -> str:
         raise UserError(
             "serve: settings of weights that learn (--loss, --lora, --gate ...) have no effect with --learn; leave them out"
         )
-    return f"context:{options.learn}"
+    return CONTEXT + options.learn

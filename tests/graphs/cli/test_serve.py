@@ -76,7 +76,7 @@ def test_all_that_is_cheap_to_find_wrong_is_said_at_once_and_nothing_is_made(
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "service.json").write_text('{"model": "openai:x", "base": "context:icrl"}')
     others = ["--learn", "adamem", "--out", str(tmp_path / "old"), "--api-key", "k", "--port", "0"]
-    assert "was learned on openai:x (base context:icrl)" in refused(capsys, *others)
+    assert "was learned with --learn icrl, and this is --learn adamem; choose another --out" in refused(capsys, *others)
     (tmp_path / "old" / "service.json").unlink()
     (tmp_path / "old").rmdir()
     monkeypatch.setattr("os.access", lambda *asked: False)
