@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 86_480, "tests": 72_567}
+LINES: Mapping[str, int] = {"source": 86_733, "tests": 72_828}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -24,7 +24,7 @@ ROOMS: Mapping[str, int] = {
     "graphs/presets": 115,
     "graphs/serving": 2_470,
     "graphs/studio": 2_217,
-    "graphs/wiring": 4_644,
+    "graphs/wiring": 4_897,
     "memory": 1_497,
     "memory/attempts": 650,
     "memory/claas": 2_825,

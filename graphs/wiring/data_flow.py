@@ -16,7 +16,7 @@ from langgraph.graph._node import StateNodeSpec
 from langgraph.graph.state import CompiledStateGraph
 from typing_extensions import is_typeddict
 
-from ...memory.errors import did_you_mean
+from ...memory.errors import did_you_mean, nearest
 from ...memory.graph_input import are_alike, classes_of, type_name
 from ...nodes import state as states
 from ...nodes.act.episode import START_VALUES
@@ -41,21 +41,25 @@ FILLED_BY: Mapping[str, tuple[str, ...]] = {
 PACKAGE = __name__.partition(".")[0] + "."
 
 
-def find_missing(wiring: Wiring, builder: Builder, origin: Builder | None = None) -> list[Finding]:
-    """The channels that nodes and routers read before anything can have written them, each with its line.
+def find_missing(wiring: Wiring, builder: Builder, origin: Builder | None = None, *, is_whole: bool = True) -> list[Finding]:
+    """What nodes write for nobody, take for another type, or read before anything can have written it, each with its line.
 
-    The nodes of `origin`, the graph that was redrawn, write no channel that further nodes have brought.
+    The nodes of `origin`, the graph that was redrawn, write no channel that further nodes have brought. When nodes run is looked at if
+    the drawing is whole.
     """
     known = _known_channels(wiring)
-    found = _unread(wiring, builder, known) or _mistyped(wiring, builder) or _unfilled(wiring)
-    if found := found or find_at_once(wiring, builder, known):
+    found = [*(unread := _unread(wiring, builder, known)), *_mistyped(wiring, builder), *_unfilled(wiring)]
+    if not is_whole or (unread and not unread[0].line):  # the state lacks channels
         return found
+    found += find_at_once(wiring, builder, known)
+    lost = frozenset[str]().union(*(one.writes for one in known.values() if unread)) - builder.channels.keys()
     given = set(builder.schemas[builder.input_schema])
     lent = set(builder.channels) - set(origin.channels) if origin else set()
     own = {id(spec) for spec in origin.nodes.values()} if origin else set()
     given |= {name for name, channel in builder.channels.items() if channel.is_available()}  # a reducer starts empty
     arrows = [(edge.source, edge.target) for edge in wiring.edges]
     alone = {edge.target for edge in wiring.edges if wiring.kind(edge) == "fan-out"}  # these read a piece of work
+    told = set[str]()
 
     def look(reader: str, name: str, channels: NodeChannels, before: Collection[str]) -> None:
         if channels.reads >= set(builder.schemas[builder.state_schema]):
@@ -64,7 +68,8 @@ def find_missing(wiring: Wiring, builder: Builder, origin: Builder | None = None
             may = [
                 node for node in before if known[node].is_open and (channel not in lent or id(wiring.nodes[node]) not in own)
             ]
-            if not may and not any(channel in known[node].writes for node in before):
+            if not may and not any(channel in known[node].writes for node in before) and not nearest(channel, lost - {channel}):
+                told.add(channel)
                 later = [f"'{node}'" for node in known if channel in known[node].writes and node != name]
                 places = [f"{' and '.join(later)} in this drawing, but later"] if later else []
                 places += [", ".join(writers_in_catalogue(channel))] if writers_in_catalogue(channel) else []
@@ -83,7 +88,7 @@ def find_missing(wiring: Wiring, builder: Builder, origin: Builder | None = None
         for router in wiring.routers.get(name, ()):
             channels = node_channels(unwrap(router.path))
             look(f"the router of '{name}'", name, channels, before | {name} if name in known else set())
-    return found or find_untimely(wiring, builder, known, given)
+    return found + find_untimely(wiring, builder, known, given, told)
 
 
 def _unread(wiring: Wiring, builder: Builder, known: Mapping[str, NodeChannels]) -> list[Finding]:

@@ -38,14 +38,14 @@ from .arrows import (
     Wiring,
     arrow_label,
     command_targets,
-    find_mistakes,
     unwrap,
 )
-from .data_flow import find_missing, is_misspelt
+from .data_flow import is_misspelt
 from .drawn import Graph, builder_behind, builder_edges, drawn_edges, read_wiring, to_mermaid
 from .guards import guard_arrows
 from .joins import joins_to_watch, may_stop, watch_joins
 from .mermaid import Edge, FlowError, parse_flow, read_flow, shown_label, write_flow
+from .mistakes import find_mistakes
 from .node_errors import explaining, reading_node
 
 __all__ = [
@@ -94,7 +94,7 @@ def wire(
 
     Raises:
         FlowError: a name without a node, a node that is not drawn, a label that the router cannot return or that is not
-            drawn, a node that is not reached or from which END cannot be reached. It names all mistakes of one kind.
+            drawn, a node that is not reached or from which END cannot be reached. It names all mistakes, one a line.
     """
     if not isinstance(builder, StateGraph):
         raise FlowError(f"wire takes a StateGraph first, and then the drawing; it got {type_of(builder)} first")
@@ -132,7 +132,7 @@ def check(
     builder: Builder | None = None,
     **further: Any,
 ) -> list[Finding]:
-    """The mistakes of a drawing, each with its line: names, arrows, labels, then channels, each only if none came before.
+    """The mistakes of a drawing, each with its line: names, kinds, arrows, labels and channels, all that can be told at once.
 
     Args:
         flow: the drawing.
@@ -158,7 +158,7 @@ def check(
             wiring = _read_drawing(flow, nodes, routers, fan_outs, destinations)
     except FlowError as error:
         return [Finding(error.line, error.sentence)]
-    return find_mistakes(wiring) or (find_missing(wiring, builder, getattr(nodes, "builder", None)) if builder else [])
+    return find_mistakes(wiring, builder, getattr(nodes, "builder", None))
 
 
 def _branchings(routers: Mapping[str, Router]) -> dict[str, list[Branching]]:
@@ -174,7 +174,7 @@ def _command_targets(nodes: Mapping[str, Any], given: Mapping[str, Sequence[str]
 
 def _checked(wiring: Wiring, builder: Builder, origin: Builder | None = None) -> Wiring:
     """The wiring, if there is no mistake in it."""
-    if mistakes := find_mistakes(wiring) or find_missing(wiring, builder, origin):
+    if mistakes := find_mistakes(wiring, builder, origin):
         error = FlowError("\n".join(f"line {line}: {said}" if line else said for line, said in mistakes))
         error.line = mistakes[0].line
         raise error

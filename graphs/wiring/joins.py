@@ -54,13 +54,14 @@ class JoinChannel(NamedBarrierValue[str]):
         target, came, lacks = self.key.rpartition(":")[2], sorted(self.seen), sorted(self.names - self.seen)
         arrows = ", ".join(f"'{one} --> {target}'" for one in sorted(self.names))
         raise FlowError(
-            f"the run would end while the join '{' & '.join(sorted(self.names))} --> {target}' waits: {_listed(came)} arrived, "
-            f"{_listed(lacks)} did not, and no arrow to END was taken. Let what is missing run as well, or draw {arrows} on lines "
+            f"the run would end while the join '{' & '.join(sorted(self.names))} --> {target}' waits: {join_names(came)} arrived, "
+            f"{join_names(lacks)} did not, and no arrow to END was taken. Let what is missing run as well, or draw {arrows} on lines "
             f"of their own, where each alone starts '{target}'"
         )
 
 
-def _listed(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
+    """Names in words: `'a' and 'b'`."""
     return " and ".join(f"'{one}'" for one in names)
 
 
@@ -75,11 +76,15 @@ def joins_to_watch(builder: StateGraph[Any, Any, Any, Any], wiring: Wiring) -> l
     There are none where a node or router is a compiled graph's, which may lead nowhere, as LangGraph has it, or where a node is deferred:
     it runs when nothing else is left, and may arrive at a join.
     """
-    lent = any(isinstance(node, StateNodeSpec) and getattr(node.runnable, "is_lent", True) for node in wiring.nodes.values())
-    stopping = any(may_stop(wiring, source) for source in {*wiring.routers, *wiring.fan_outs})
-    if lent or stopping or any(one.defer for one in builder.nodes.values()):
+    if not are_watched(wiring) or any(one.defer for one in builder.nodes.values()):
         return []
     return [f"join:{'+'.join(starts)}:{target}" for starts, target in builder.waiting_edges if target != END]
+
+
+def are_watched(wiring: Wiring) -> bool:
+    """True if no node or router is a compiled graph's."""
+    lent = any(isinstance(node, StateNodeSpec) and getattr(node.runnable, "is_lent", True) for node in wiring.nodes.values())
+    return not lent and not any(may_stop(wiring, source) for source in {*wiring.routers, *wiring.fan_outs})
 
 
 def watch_joins(channels: MutableMapping[str, Any], joins: Collection[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from langgraph.graph import StateGraph
 
 from ...nodes.channels import NodeChannels, node_channels
-from .arrows import Finding, Wiring, arrow_label, closure, returns_literal, unwrap
+from .arrows import Finding, Wiring, arrow_label, closure, unwrap
 from .mermaid import Edge
 
 __all__ = []
@@ -19,17 +19,21 @@ MEMORIES = "experiences", "buffer", "memory", "table", "library"
 """Names of the parts of nodes that are memories."""
 
 
-def find_untimely(wiring: Wiring, builder: Builder, known: Mapping[str, NodeChannels], given: Collection[str]) -> list[Finding]:
-    """The mistakes in the order of a drawing's nodes, those of one kind.
+def find_untimely(
+    wiring: Wiring, builder: Builder, known: Mapping[str, NodeChannels], given: Collection[str], told: Collection[str]
+) -> list[Finding]:
+    """The mistakes in the order of a drawing's nodes.
 
     Args:
         wiring: the drawing with what stands behind it.
         builder: knows the state's schema.
         known: name of a node -> its channels.
         given: the channels that the input has, or that a reducer starts.
+        told: the channels that are told to be missing already.
     """
-    found = _early(wiring, builder, known, given) or _waiting(wiring) or _one_sided(wiring, builder, known, given)
-    return found or _overwritten(wiring, builder, known)
+    given = {*given, *told}
+    found = _early(wiring, builder, known, given) or _one_sided(wiring, builder, known, given)
+    return found if found or told else _overwritten(wiring, builder, known)
 
 
 def starts_empty(builder: Builder, channel: str) -> bool:
@@ -96,25 +100,6 @@ def _early(wiring: Wiring, builder: Builder, known: Mapping[str, NodeChannels], 
         written |= set[str]().union(*(known[one].writes for one in active))
         done |= active
     return found
-
-
-def _waiting(wiring: Wiring) -> list[Finding]:
-    """The joins that wait for ever: two nodes that they wait for lie behind different outcomes of one choice, which is made once."""
-    arrows, found = [(edge.source, edge.target) for edge in wiring.edges], dict[str, Finding]()
-    for edge in (edge for edge in wiring.edges if edge.join):
-        for source in wiring.routers:
-            outcomes = [one for one in wiring.edges if one.source == source and wiring.kind(one) == "outcome"]
-            past = closure("START", [arrow for arrow in arrows if arrow[0] != source])
-            behind = [{one.target for one in outcomes if name in closure(one.target, arrows)} for name in edge.join]
-            is_once = all(source not in closure(one.target, arrows) for one in outcomes)
-            is_chosen = past.isdisjoint(edge.join) and all(returns_literal(unwrap(one.path)) for one in wiring.routers[source])
-            if is_once and is_chosen and all(behind) and not set.intersection(*behind):
-                names = " and ".join(f"'{name}'" for name in edge.join)
-                said = (
-                    f"'{edge.target}' waits for {names}, of which '{source}' chooses one; draw an arrow from each, without `&`"
-                )
-                found[edge.target] = Finding(wiring.lines.get(edge.target, 0), said)
-    return [*found.values()]
 
 
 def _one_sided(wiring: Wiring, builder: Builder, known: Mapping[str, NodeChannels], given: Collection[str]) -> list[Finding]:

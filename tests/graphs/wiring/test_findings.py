@@ -1,0 +1,254 @@
+"""What `check` tells at once: mistakes of several kinds in one drawing, and joins that would wait for ever."""
+
+import re
+from collections.abc import Sequence
+from operator import add
+from random import Random
+from typing import Annotated, Any, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from langgraph.errors import GraphRecursionError
+from langgraph.graph import StateGraph
+from langgraph.types import Command, Send
+from typing_extensions import TypedDict
+
+from learngraph.graphs.wiring import flow
+from learngraph.graphs.wiring.flow import FlowError, check, rewire, wire
+
+
+class Question(TypedDict):
+    question: str
+
+
+class Draft(TypedDict):
+    draft: str
+
+
+class Answer(TypedDict):
+    answer: str
+
+
+class Verdict(TypedDict):
+    verdict: str
+
+
+class State(Question, Draft, Answer, Verdict):
+    pass
+
+
+def write(state: Question) -> Draft:
+    return {"draft": state["question"]}
+
+
+def answer(state: Draft) -> Answer:
+    return {"answer": state["draft"]}
+
+
+def grade(state: Verdict) -> Answer:
+    return {"answer": state["verdict"]}
+
+
+def good_enough(state: Answer) -> Literal["again", "over"]:
+    return "over"
+
+
+def decide(state: Answer) -> str:
+    return "over"
+
+
+class Decide:
+    def __call__(self, state: Answer) -> Answer:
+        return state
+
+
+def builder() -> StateGraph[Any, Any, Any, Any]:
+    return StateGraph(State, input_schema=Question, output_schema=Answer)
+
+
+LOOP = "flowchart LR\n START --> write --> answer\n answer -->|again| write\n answer -->|over| grade\n grade --> END"
+NODES: dict[str, Any] = {"write": write, "answer": answer, "grade": grade}
+UNREAD = "line 4: 'grade' reads `verdict`, which no node before it writes; no node that is known writes it"
+LABEL = (
+    "line 4: 'answer' has an arrow 'ovr', which its router cannot return; it returns ['again', 'over']; did you mean over?",
+    "line 3: the router of 'answer' can return 'over', but no arrow is labelled so; there are ['again', 'ovr']",
+)
+NAME = "line 2: the flow draws 'wirte', but there is no such node; there are ['answer', 'grade', 'write']; did you mean write?"
+
+
+@pytest.mark.parametrize(
+    ("flow", "nodes", "router", "told"),
+    [
+        (LOOP.replace("write", "wirte").replace("|over|", "|ovr|"), NODES, good_enough, [NAME, *LABEL, UNREAD]),
+        (
+            LOOP.replace("grade --> END", "grade --> grade\n grade --> END"),
+            {**NODES, "write": Decide},
+            decide,
+            [
+                "line 2: 'write' is the class Decide, and a node is an object of it: write Decide(...)",
+                "the router of 'answer' must say its outcomes as a Literal return type, not <class 'str'>, such as -> Literal['again', 'over']",
+                "line 5: the plain arrows from 'grade' onto itself are always taken: the graph would run for ever; label them, and give a router",
+            ],
+        ),
+        (
+            LOOP.replace("grade --> END", "").replace("|over|", "|ovr|"),
+            {**NODES, "spare": write},
+            good_enough,
+            [
+                "node 'spare' is not in the flow; it draws ['answer', 'grade', 'write']",
+                *LABEL,
+                "line 4: no arrow leaves 'grade'; draw 'grade --> END' if the graph ends there",
+            ],
+        ),
+    ],
+    ids=["a name, a label, a channel", "a class, a router, a loop", "a node too many, a label, no end"],
+)  # fmt: skip
+def test_mistakes_of_several_kinds_are_told_at_once(flow: str, nodes: dict[str, Any], router: Any, told: Sequence[str]) -> None:
+    found = check(flow, nodes, {"answer": router}, builder=builder())
+    assert sorted(f"line {line}: {said}" if line else said for line, said in found) == sorted(told)
+    with pytest.raises(FlowError) as caught:
+        wire(builder(), flow, nodes, {"answer": router})
+    assert sorted(str(caught.value).split("\n")) == sorted(told)
+
+
+def test_a_name_that_is_misspelt_once_is_not_told_of_as_lacking_arrows() -> None:
+    found = check(LOOP.replace("--> answer", "--> anser"), NODES, {"answer": good_enough}, builder=builder())
+    assert [one.sentence.partition(";")[0] for one in found] == ["the flow draws 'anser', but there is no such node"]
+    graph = wire(builder(), LOOP.replace("over| grade\n grade", "over| END\n END").replace("END --> END", ""), {"write": write, "answer": answer}, {"answer": good_enough}).compile()  # fmt: skip
+    drawn = "flowchart LR\n START --> wriet --> answer\n answer -->|again| wriet\n answer -->|ovr| END"
+    assert [one.line for one in check(drawn, graph)] == [2, 3, 4]
+    with pytest.raises(FlowError, match=r"(?s)did you mean write.*did you mean over"):
+        rewire(graph, drawn)
+
+
+def anything(state: Any) -> Any:
+    return None
+
+
+def told_of(
+    flow: str, routers: dict[str, Any] | None = None, fan_outs: dict[str, Any] | None = None, **nodes: Any
+) -> list[str]:
+    """What is found in a drawing of nodes with names of one letter, which may read and write anything."""
+    names = {*re.findall(r"\b[a-z]\b", re.sub(r"\|.*?\|", "", flow))}
+    return [one.sentence for one in check(f"flowchart LR\n {flow}", dict.fromkeys(names, anything) | nodes, routers, fan_outs)]
+
+
+GUARDED = "START --> a --> b & c\n b -->|again| d\n b -->|over| e\n c & d --> f --> END\n "
+
+
+@pytest.mark.parametrize(
+    ("flow", "says"),
+    [
+        (f"{GUARDED} e --> g\n c & d --> g --> END", ""),
+        (f"{GUARDED} e & d --> g --> END", "'g' waits for 'e' and 'd', of which 'b' chooses one"),
+        (f"{GUARDED} e --> c", "where 'b' leads by 'over', the join 'c & d --> f' waits for ever: 'c' came, 'd' cannot come"),
+        (f"{GUARDED} e --> END", ""),
+        ("START --> a --> c\n c & e --> b\n b -->|again| e\n b -->|over| END", "'b' waits for 'c' and 'e', and no run brings all of them"),
+        ("START --> a --> c & d\n c & d --> b\n b -->|again| c\n b -->|over| END", "where 'b' leads by 'again', the join 'c & d --> b' waits for ever: 'c' came, 'd' cannot come; let 'd' run there"),
+        ("START --> a --> c & d\n c & d --> b\n b -->|again| a\n b -->|over| END", ""),
+        ("START --> a --> b\n b -->|again| a\n b -->|over| c --> a & d\n d --> END", "whatever is decided, the run would go on for ever, over 'a', 'b', 'c', 'd'"),
+        ("START --> a --> b\n b -->|again| c --> e & d\n e --> a\n d --> a\n b -->|over| END", ""),
+        ("START --> a & d\n d --> END\n a --> b\n b -->|again| c --> e & f --> b\n b -->|over| d", ""),
+    ],
+)  # fmt: skip
+def test_a_join_that_would_wait_for_ever_is_told_before_it_runs(flow: str, says: str) -> None:
+    told = told_of(flow, {"b": good_enough} if "over" in flow else {})
+    assert len(told) == bool(says)
+    assert told == [] or told[0].startswith(says)
+
+
+def rounds(state: Any) -> Literal["again"]:
+    return "again"
+
+
+@pytest.mark.parametrize("kind", ["a router", "a fan-out", "Commands"])
+def test_a_loop_from_which_no_arrow_leads_to_the_end_is_told(kind: str) -> None:
+    """A fan-out of no work and a node without a Command end nothing: without an arrow to END the run is stopped there."""
+
+    def go(state: Any) -> Command[Literal["d"]]:
+        return Command()
+
+    leads: dict[str, Any] = {
+        "a router": ("c -->|again| d", {"routers": {"c": rounds, "b": good_enough}}),
+        "a fan-out": ("c -.-> d", {"routers": {"b": good_enough}, "fan_outs": {"c": lambda state: []}}),
+        "Commands": ("c -->|d| d", {"routers": {"b": good_enough}, "c": go}),
+    }
+    arrow, more = leads[kind]
+    flow = f"START --> b\n b -->|over| END\n b -->|again| c\n d --> c\n {arrow}"
+    assert told_of(flow, **more) == ["END cannot be reached from c and d: the graph would run for ever"]
+
+
+class Counted(TypedDict):
+    seen: Annotated[list[str], add]
+
+
+class RandomJoins:
+    """A random drawing of six nodes, with joins, routers and fan-outs, that a random run goes through."""
+
+    def __init__(self, seed: int) -> None:
+        self.random, names = Random(seed), "abcdef"
+        self.routers, self.fan_outs, lines = dict[str, Any](), dict[str, Any](), ["START --> a"]
+        self.taken = set[tuple[str, str]]()
+        """Node and label of each decision of the last run."""
+        join, meeting = sorted(self.random.sample("abcde", 2)), self.random.choice("def")
+        for place, name in enumerate(names[:-1]):
+            later = [one for one in names[place + 1 :] if one != meeting] or ["f"]
+            back = [one for one in names[1:] if one != name]
+            kind = self.random.choice(["plain", "both"] if name in join else ["both", "router", "router", "fan-out"])
+            targets = list(dict.fromkeys([later[0], self.random.choice(back if kind == "router" else later)]))
+            if kind in ("plain", "both"):
+                lines += [f"{name} --> {one}" for one in targets[: 1 + (kind == "both")]]
+            elif kind == "router":
+                lines += [f"{name} -->|{one}| {one}" for one in targets]
+                self.routers[name] = self.router(name, targets)
+            else:
+                lines += [f"{name} -.-> {one}" for one in targets]
+                self.fan_outs[name] = self.fan_out(targets)
+        self.flow = "\n ".join(["flowchart LR", *lines, f"{' & '.join(join)} --> {meeting}", "f --> END"])
+        self.nodes = {name: self.node(name) for name in names}
+
+    def node(self, name: str) -> Any:
+        return lambda state: {"seen": [name]}
+
+    def router(self, name: str, targets: list[str]) -> Any:
+        def route(state: Any) -> Any:
+            target = self.random.choice(targets)
+            self.taken.add((name, target))
+            return target
+
+        route.__annotations__["return"] = Literal[tuple(targets)]
+        return route
+
+    def fan_out(self, targets: list[str]) -> Any:
+        return lambda state: [Send(one, {}) for one in self.random.sample(targets, self.random.choice([0, 1, 1, len(targets)]))]
+
+    def ran(self) -> set[str]:
+        """The names of the nodes of a run of its unchecked graph; empty if it does not come to its end."""
+        self.taken.clear()
+        read = flow._read_drawing(self.flow, self.nodes, self.routers, self.fan_outs, {})
+        graph = flow._assemble(StateGraph(Counted), read).compile()
+        try:
+            return {*graph.invoke({"seen": []}, {"recursion_limit": 12})["seen"]}
+        except (FlowError, GraphRecursionError):
+            return set()
+
+
+FORETOLD = r"where '\w' leads|whatever is decided|'\w' waits for .*, and no run"
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6))
+def test_no_run_ends_after_a_decision_that_is_told_to_starve_a_join(seed: int) -> None:
+    drawn = RandomJoins(seed)
+    told = check(drawn.flow, drawn.nodes, drawn.routers, drawn.fan_outs)
+    joins = [one.sentence for one in told if re.match(FORETOLD, one.sentence)]
+    if len(joins) < len(told):  # another mistake
+        return
+    decisions = {found.groups() for one in joins if (found := re.match(r"where '(\w)' leads by '(\w)'", one))}
+    is_sure = any(one.startswith("whatever is decided") for one in joins)
+    starved = {found[1] for one in joins if (found := re.match(r"'(\w)' waits for", one))}
+    for _ in range(6):
+        ran = drawn.ran()
+        assert not (ran and (drawn.taken & decisions or is_sure or ran & starved)), (drawn.flow, joins)
