@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 86_733, "tests": 72_828}
+LINES: Mapping[str, int] = {"source": 86_736, "tests": 72_844}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -23,7 +23,7 @@ ROOMS: Mapping[str, int] = {
     "graphs/experiments": 7_677,
     "graphs/presets": 115,
     "graphs/serving": 2_470,
-    "graphs/studio": 2_217,
+    "graphs/studio": 2_219,
     "graphs/wiring": 4_897,
     "memory": 1_497,
     "memory/attempts": 650,

@@ -1,6 +1,6 @@
 """The targets of `learngraph studio`: a method on a world, or a graph of the user's, each with its drawing and its walks."""
 
-import importlib
+import importlib.util
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -233,9 +233,10 @@ class _UserCode:
         self._target = target
         self._files: dict[str, Path] = {}
         self.graph = load_graph(target)
-        self._times = self._read_times()
+        self._texts = self._read_files()
 
-    def _read_times(self) -> dict[str, int]:
+    def _read_files(self) -> dict[str, bytes]:
+        """Name of a module -> its text: the time of a file tells two changes within a tick of its clock not apart."""
         here = Path.cwd()
         for name, module in list(sys.modules.items()):
             path = Path(getattr(module, "__file__", None) or "/")
@@ -243,7 +244,7 @@ class _UserCode:
                 path = here / path
             if path.is_relative_to(here) and "site-packages" not in path.parts and name.partition(".")[0] != "learngraph":
                 self._files[name] = path
-        return {name: path.stat().st_mtime_ns for name, path in self._files.items() if path.is_file()}
+        return {name: path.read_bytes() for name, path in self._files.items() if path.is_file()}
 
     def reload(self) -> Any:
         """The graph, made anew where a file has changed since; None where none has.
@@ -251,13 +252,15 @@ class _UserCode:
         Raises:
             Exception: the changed code cannot be run, which is told once; `graph` stays what it was.
         """
-        times = self._read_times()
-        if times == self._times:
+        texts = self._read_files()
+        if texts == self._texts:
             return None
-        self._times = times
-        for name in self._files:
+        self._texts = texts
+        for name, path in self._files.items():
             sys.modules.pop(name, None)
+            if path.suffix == ".py":  # Python takes what it has compiled for a file of the same size and second to be its own
+                Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
         importlib.invalidate_caches()
         self.graph = load_graph(self._target)
-        self._times = self._read_times()
+        self._texts = self._read_files()
         return self.graph

@@ -57,3 +57,4 @@ def test_it_defines_no_functions_and_shows_its_outputs(path: Path) -> None:
 def test_its_outputs_name_no_place_on_the_machine_that_made_them(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert not any(place in text for place in ("/home/", "/work/", "/root/", "/tmp/", "site-packages"))
+    assert '"_esm"' not in text, "a widget's program grows old in a file: clear the widgets' state, and leave the still picture"

@@ -605,7 +605,16 @@ A **bold** word, *one* `code **not bold**` and <img src=x onerror="document.titl
 ```python
 print("**")
 ```
-snake_case_stays 2*3*4, https://example.org/x?y=1."""
+snake_case_stays 2*3*4, https://example.org/x?y=1.
+> a **said** thing
+> - and a list
+
+| room | n |
+|:-----|--:|
+| hall \\| attic | `1` |
+| one cell |
+
+a | b is no table"""
 READ = "[...document.querySelector('.chat .said.ai').children].map((one) => one.outerHTML).join('')"
 
 
@@ -630,6 +639,9 @@ async def test_a_models_markdown_is_shown_and_its_tags_stay_text(app_folder: Pat
         "<ul><li><p><code>inner</code></p></li></ul></li><li><p>[no link](javascript:alert(1))</p></li></ul>"
         '<ol start="3"><li><p>three</p></li><li><p>four</p></li></ol><pre>print("**")</pre><p>snake_case_stays 2*3*4, <a href="https://example.org/x?y=1" '
         'target="_blank" rel="noopener noreferrer">https://example.org/x?y=1</a>.</p>'
+        "<blockquote><p>a <strong>said</strong> thing</p><ul><li><p>and a list</p></li></ul></blockquote>"
+        '<div class="scroll"><table><thead><tr><th>room</th><th>n</th></tr></thead><tbody><tr><td>hall | attic</td><td><code>1</code></td></tr>'
+        "<tr><td>one cell</td><td></td></tr></tbody></table></div><p>a | b is no table</p>"
         f"""<code class="calls">look(where='{"in the drawer " * 9}')</code><code class="calls">wait()</code>"""
     )
 

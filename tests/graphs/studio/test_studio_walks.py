@@ -3,6 +3,7 @@
 import asyncio
 import json
 import operator
+import os
 import re
 import runpy
 import signal
@@ -849,12 +850,14 @@ def test_a_graph_of_the_users(app_folder: Path) -> None:
             "act", {"view": "walk", "do": "begin", "branch": "", "expected": "", "input": {"messages": "Hello"}}
         )
         assert current(seen)["note"] == "before talk"
-    (app_folder / "my_studio_app.py").write_text(APP.replace("hello", "hello again"))
+    saved = (app_folder / "my_studio_app.py").stat()
+    (app_folder / "my_studio_app.py").write_text(APP.replace("hello", "howdy"))
+    os.utime(app_folder / "my_studio_app.py", ns=(saved.st_atime_ns, saved.st_mtime_ns))  # two changes in one tick of its clock
     seen = studio.answer("overview", {"view": "walk"})
     assert seen["problems"] == ["The code has changed: every next step runs the new one."]
     seen = studio.answer("act", {"view": "walk", "do": "step", "branch": "b0", "expected": current(seen)["place"]})
     state = studio.answer("moment", {"view": "walk", "branch": "b0", "number": 1})["state"]
-    assert state[0]["line"] == "2 messages, the last: ai: hello again"
+    assert state[0]["line"] == "2 messages, the last: ai: howdy"
     (app_folder / "my_studio_app.py").write_text("graph = = 3")
     assert "cannot be loaded (SyntaxError" in studio.answer("overview", {"view": "walk"})["problems"][0]
     (app_folder / "my_studio_app.py").write_text(APP)

@@ -1,4 +1,4 @@
-// A model's words, which are often Markdown: paragraphs, headings, lists, code, bold, italics and links. All else stays as it is written,
+// A model's words, which are often Markdown: paragraphs, headings, lists, tables, quotes, code, bold, italics and links. All else stays as it is written,
 // and becomes text nodes: tags in it are never read.
 const { html } = viewLibrary;
 
@@ -36,6 +36,14 @@ function readItems(lines) {
   return { items, start: parseInt(mark, 10), count: i };
 }
 
+const RULE = /^\s*\|?(\s*:?-+:?\s*\|)+(\s*:?-+:?\s*)?$/, QUOTE = /^\s{0,3}>\s?/, BAR = /(?<!\\)\|/;
+
+/** True of a line that begins something else than a paragraph. */
+const begins = (lines, i) => [FENCE, HEADING, ITEM, QUOTE].some((one) => one.test(lines[i])) || (BAR.test(lines[i]) && RULE.test(lines[i + 1] ?? ""));
+
+/** The cells of a line of a table. */
+const cellsOf = (line) => line.trim().replace(/^\|/, "").replace(/(?<!\\)\|$/, "").split(BAR).map((cell) => inline(cell.trim().replaceAll("\\|", "|")));
+
 /** The elements of a text of Markdown, also of one that is still being written. */
 export function markdown(text) {
   const lines = typeof text === "string" ? text.split("\n") : text, made = [];
@@ -52,10 +60,19 @@ export function markdown(text) {
       const { items, start, count } = readItems(lines.slice(i)), parts = items.map((one) => html`<li>${markdown(one)}</li>`);
       made.push(start >= 0 ? html`<ol start=${start}>${parts}</ol>` : html`<ul>${parts}</ul>`);
       i += count;
+    } else if (QUOTE.test(lines[i])) {
+      const end = lines.findIndex((line, n) => n > i && !QUOTE.test(line)), last = end < 0 ? lines.length : end;
+      made.push(html`<blockquote>${markdown(lines.slice(i, last).map((line) => line.replace(QUOTE, "")))}</blockquote>`);
+      i = last;
+    } else if (begins(lines, i)) {
+      const end = lines.findIndex((line, n) => n > i + 1 && !BAR.test(line)), last = end < 0 ? lines.length : end, head = cellsOf(lines[i]);
+      const rows = lines.slice(i + 2, last).map((line) => html`<tr>${head.map((_, n) => html`<td>${cellsOf(line)[n]}</td>`)}</tr>`);
+      made.push(html`<div class="scroll"><table><thead><tr>${head.map((cell) => html`<th>${cell}</th>`)}</tr></thead><tbody>${rows}</tbody></table></div>`);
+      i = last;
     } else if (lines[i].trim() === "") i += 1;
     else {
       const first = i;
-      do i += 1; while (i < lines.length && lines[i].trim() && !FENCE.test(lines[i]) && !HEADING.test(lines[i]) && !ITEM.test(lines[i]));
+      do i += 1; while (i < lines.length && lines[i].trim() && !begins(lines, i));
       made.push(html`<p>${inline(lines.slice(first, i).join("\n"))}</p>`);
     }
   }
