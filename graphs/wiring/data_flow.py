@@ -42,7 +42,7 @@ PACKAGE = __name__.partition(".")[0] + "."
 
 
 def find_missing(wiring: Wiring, builder: Builder, origin: Builder | None = None, *, is_whole: bool = True) -> list[Finding]:
-    """What nodes write for nobody, take for another type, or read before anything can have written it, each with its line.
+    """The channels that nodes write for nobody, take for another type, or read before anything can have written them, with their lines.
 
     The nodes of `origin`, the graph that was redrawn, write no channel that further nodes have brought. When nodes run is looked at if
     the drawing is whole.

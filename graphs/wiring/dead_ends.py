@@ -69,7 +69,7 @@ def find_dead_ends(wiring: Wiring) -> list[Finding]:
 
 
 def _fault(states: Collection[_State], steps: Steps) -> str:
-    """Why no run comes to its end from these states, in words."""
+    """The reason why no run comes to its end from these states, in words."""
     pending, seen = [*states], set[_State]()
     while pending:
         if (state := pending.pop()) in seen:
@@ -114,7 +114,7 @@ def _steps(wiring: Wiring) -> Steps:
 
 
 def _moves(wiring: Wiring, name: str) -> list[Move]:
-    """What a node may decide: a label of its router, any of the nodes that its Commands and its fan-out lead to, and its plain arrows always."""
+    """The decisions of a node: a label of its router, any of the nodes that its Commands and its fan-out lead to, and its plain arrows always."""
     arrows = [edge for edge in wiring.edges if edge.source == name and not edge.join]
     plain = [edge for edge in arrows if wiring.kind(edge) == "plain"]
     routed = [[edge for edge in arrows if wiring.branching(edge) is one] for one in wiring.routers.get(name, ())]
