@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 86_736, "tests": 72_844}
+LINES: Mapping[str, int] = {"source": 86_762, "tests": 72_875}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -28,7 +28,7 @@ ROOMS: Mapping[str, int] = {
     "memory": 1_497,
     "memory/attempts": 650,
     "memory/claas": 2_825,
-    "memory/conversations": 2_800,
+    "memory/conversations": 2_826,
     "memory/lessons": 1_332,
     "memory/returns": 1_048,
     "memory/search": 1_503,

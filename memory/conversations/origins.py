@@ -6,7 +6,7 @@
 An instruction that somebody hides in a mail or a web page reaches an agent as a tool's result. Among what users asked for, and rated
 well by those who never saw it, it would instruct the agents of others. So of a result of more than a dozen words, or which reads like
 an instruction, the names of its fields are kept; in the place of a value that no user has said, the tool that said it; and of a call
-that followed an instruction to the agent, nothing.
+that an order of a tool explains, nothing.
 """
 
 import re
@@ -41,6 +41,8 @@ _VERBS = (
     "store submit subscribe summarize switch take tell transfer translate turn unlock update upgrade upload use visit waive wipe wire "
     "withdraw write"
 ).replace(" ", "|")
+_COMMON = "change check create delete find list make open post read remove search send update write"
+"""Words of tools' names that say little: an order has them that means another tool."""
 _DONE = r"(?:\w+ed|sent|made|paid|done|found|held|kept|given|taken|written|shown|pending|ok)\b"
 """What a tool says of a call that it has made: `refund arranged`, `transfer to Ann completed`."""
 _MANY = r"(?:all|any\w*|each|every\w*|my|our|me|us|them|who\w*|what\w*|that|those)\b"
@@ -72,6 +74,8 @@ _END = re.compile(r"\n|\\n|(?<=[.!?])\s")
 _SENTENCE = re.compile(r"[^\s.!?][^\n.!?]{11,}[.!?]?")
 _TOKEN = re.compile(r"[^\s'\"(),;<>]*[\d@/][^\s'\"(),;<>]*")
 """Names of accounts, addresses, links, dates, numbers."""
+_NUMBER = re.compile(r"[0-9]{1,15}(?:,[0-9]{3})*(?:\.[0-9]+)?")
+"""A number in a text."""
 _WORD = re.compile(r"[\u2e80-\U0003ffff]{1,2}|[^\W\u2e80-\U0003ffff]+")
 """A word; two letters where words are written without spaces."""
 _PLAIN = re.compile(r"[a-z_]{1,20}")
@@ -141,23 +145,23 @@ class Origins:
         return self._read_result(message) if isinstance(message, ToolMessage) else message
 
     def _call(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        """A call as it is remembered.
+        """A call as it is remembered: with the name of a tool in the place of its own where that tool's order may explain the call.
 
-        Where a tool's result gives orders to the agent, and the call has a value of the order or nothing else explains the call, the
-        tool's name stands in place of the call's. So it does where the result says to make the call, and no user has named it.
+        So it is with a call that a result says to make, or whose name has a word of an order and of no other tool's name, unless a user has
+        said the name, or another result one of the values; and with a call that has a value of an order to the agent, and of nobody else.
         """
-        if not _has(self._asked, call["name"].casefold()):
-            by = next((one.tool for one in self._results if _says_to_call(one.text, one.orders, call["name"])), "")
-            if by:
-                return {**call, "name": f"{FROM_TOOL}{by}]", "args": {}}
-        keys = [_plain(text) for text in _texts(call["args"])]
-        words = self._own_words(call["name"])
-        told = [self._asked, *(one.told for one in self._results)]
-        for one in (one for one in self._results if one.instructs):
-            explained = [any(_has(text, key) for text in told) for key in keys]
-            ordered = [_has(one.orders, key) for key in keys]
-            is_named = bool(keys) and not any(explained) and any(_has(one.orders, word) for word in words)
-            if is_named or any(a and not b for a, b in zip(ordered, explained, strict=True)):
+        words, leaves = self._own_words(call["name"]), map(_forms, _leaves(call["args"]))
+        other_tools = " ".join(name.replace("_", " ") for name in self._listed if name != call["name"]).casefold()
+        named = [word for word in words if not _has(f"{_COMMON} {other_tools}", word)]
+        new = [forms for forms in leaves if not _has_any(self._asked, forms)]
+        untold = [forms for forms in new if not any(_has_any(one.told, forms) for one in self._results)]
+        for one in self._results:
+            others = " ".join(other.told for other in self._results if other.text != one.text)
+            is_free = not words or any(_has_any(others, forms) for forms in new)
+            is_named = not is_free and (any(_has(one.orders, w) for w in named) or all(_has(one.orders, w) for w in words))
+            is_said = bool(words) and _says_to_call(one.text, one.orders, call["name"])
+            has_value = one.instructs and any(_has_any(one.orders, forms) for forms in untold)
+            if is_named or is_said or has_value:
                 return {**call, "name": f"{FROM_TOOL}{one.tool}]", "args": {}}
         return {**call, "args": self._arguments(call["name"], call["args"])}
 
@@ -180,11 +184,9 @@ class Origins:
 
     def _note_result(self, tool: str, text: str, *, is_kept: bool) -> bool:
         """Note what a tool has said. Returns whether its words are kept; those of an order are not."""
-        sentences = {sentence: _ORDER.search(sentence) is not None for sentence in _END.split(readable(text))}
-        told, orders = (
-            _plain(" ".join(one for one, is_order in sentences.items() if is_order == kind)) for kind in (False, True)
-        )
-        instructs, said = self._instructs(text), _plain(text)
+        instructs, said, parts = self._instructs(text), _plain(text), _END.split(readable(text))
+        ordering = [one for one in parts if _ORDER.search(one)] or [one for one in parts if instructs and self._instructs(one)]
+        told, orders = (_plain(" ".join(one for one in parts if (one in ordering) == kind)) for kind in (False, True))
         is_order = instructs or orders or any(_says_to_call(said, orders, name) for name in self._listed)
         is_kept = is_kept and not is_order
         plain = "" if is_kept else said
@@ -201,7 +203,8 @@ class Origins:
 
     def _own_words(self, tool: str) -> list[str]:
         """The words in a tool's name that no user has said."""
-        return [word for word in tool.casefold().split("_") if len(word) > 3 and not _has(self._asked, word)]
+        words = tool.casefold().split("_")
+        return [word for word in [one for one in words if len(one) > 3] or words if not _has(self._asked, word)]
 
     def _arguments(self, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
         listed, words = self._listed.get(tool, ()), self._own_words(tool)
@@ -212,9 +215,11 @@ class Origins:
             return {name: self._value(one, words) for name, one in value.items()}
         if isinstance(value, list):
             return [self._value(one, words) for one in value]
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            by = next((one.tool for one in self._results if _has(one.orders, str(value))), "")
-            return f"{FROM_TOOL}{by}]" if by and not _has(self._asked, str(value)) else value
+        forms = _forms(value)
+        if not _has_any(self._asked, forms) and (
+            by := next((one.tool for one in self._results if _has_any(one.orders, forms)), "")
+        ):
+            return f"{FROM_TOOL}{by}]"
         return self._origin(value, words) or self._said(value) if isinstance(value, str) else value
 
     def _said(self, text: str) -> str:
@@ -274,9 +279,25 @@ def _says_to_call(text: str, orders: str, name: str) -> bool:
 
 def _texts(value: Any) -> list[str]:
     """The texts in a value of a call."""
+    return [one for one in _leaves(value) if isinstance(one, str)]
+
+
+def _leaves(value: Any) -> list[str | float]:
+    """The texts and numbers in a value of a call."""
     if isinstance(value, dict | list):
-        return [text for one in (value.values() if isinstance(value, dict) else value) for text in _texts(one)]
-    return [value] if isinstance(value, str) else []
+        return [one for part in (value.values() if isinstance(value, dict) else value) for one in _leaves(part)]
+    return [value] if isinstance(value, str | int | float) and not isinstance(value, bool) else []
+
+
+def _forms(value: Any) -> set[str]:
+    """The forms in which somebody may have said a text or a number: 999.0 as 999, 999.0 and 999.00; 1000 as 1,000, too."""
+    if isinstance(value, str) and not _NUMBER.fullmatch(value):
+        return {_plain(value)} - {""}
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return set()
+    number = float(value.replace(",", "")) if isinstance(value, str) else value
+    whole = int(number) if float(number).is_integer() else number
+    return {str(value), str(number), str(whole), f"{whole:,}", f"{number:.2f}", f"{number:,.2f}"}
 
 
 def readable(text: str) -> str:
@@ -307,6 +328,11 @@ def _has(text: str, key: str) -> bool:
             return True
         place = text.find(key, place + 1)
     return False
+
+
+def _has_any(text: str, keys: Collection[str]) -> bool:
+    """True if one of some words occurs in a text (`_has`)."""
+    return any(_has(text, key) for key in keys)
 
 
 def _outline(text: str) -> str:
