@@ -13,11 +13,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 86_762, "tests": 72_875}
+LINES: Mapping[str, int] = {"source": 86_787, "tests": 72_910}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
-    "graphs/agents": 8_082,
+    "graphs/agents": 8_107,
     "graphs/baselines": 1_668,
     "graphs/cli": 2_957,
     "graphs/experiments": 7_677,

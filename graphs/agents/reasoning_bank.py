@@ -62,10 +62,22 @@ class WeighedLessons(Lessons):
     def __init__(self) -> None:
         super().__init__()
         self.acts = RatedActs()
+        self._taught = set[str]()
+        """Ids of the conversations that have a lesson."""
+
+    def add_of(self, trajectory: Trajectory, success: bool | None, lessons: Sequence[Lesson]) -> None:
+        """Put the lessons of a conversation into the library, in place of the former ones."""
+        self.acts.add(trajectory, success)
+        (self._taught.add if lessons[0].text else self._taught.discard)(trajectory.id)
+        self.add(lessons)
+
+    def is_old(self, id: str) -> bool:
+        """True if enough later conversations have a lesson of the same act."""
+        return self.acts.is_old(self.lesson(id).sources[0], self._taught)
 
     def find_outnumbered(self, ids: Iterable[str]) -> dict[str, Evidence]:
-        """Those of some lessons that ratings of the same act clearly outnumber."""
-        found = {id: self.acts.evidence(self.lesson(id).sources[0]) for id in ids}
+        """Those of some lessons, none of them old, that the newest ratings of the same act clearly outnumber."""
+        found = {id: self.acts.evidence(self.lesson(id).sources[0]) for id in ids if not self.is_old(id)}
         return {id: evidence for id, evidence in found.items() if evidence.is_outnumbered}
 
 
@@ -136,16 +148,17 @@ class ReasoningBankMiddleware(CriticMiddleware[WeighedLessons]):
 
     def add_reflection(self, content: WeighedLessons, trajectory: Trajectory, reflection: Reflection | None) -> None:
         """Put the lessons of a conversation into the library, in place of the former ones."""
-        source = bank_source(trajectory.id)
-        content.acts.add(trajectory, self._outcome(trajectory).success)
-        lessons = reflection.lessons if reflection else ()
-        content.add(lessons or self._extractor.lessons((), self._outcome(trajectory), source))
+        outcome, lessons = self._outcome(trajectory), reflection.lessons if reflection else ()
+        lessons = lessons or self._extractor.lessons((), outcome, bank_source(trajectory.id))
+        content.add_of(trajectory, outcome.success, lessons)
 
     def status(self, **scope: ScopeValue) -> LearnerStatus:
         """As of all critics, with the lessons that are shown no more."""
         content, found = self._read_all(self._labels(scope)).index.content, super().status(**scope)
         out = content.find_outnumbered(one.id for one in content)
-        said = (f"a lesson is left out, since {_against(one)}: {content.lesson(id).text}" for id, one in out.items())
+        said = dict.fromkeys(
+            f"a lesson is left out, since {_against(one)}: {content.lesson(id).text}" for id, one in out.items()
+        )
         return replace(found, notes=(*found.notes, *islice(said, MOST_NOTES)))
 
     def advise(self, request: ModelRequest[Any], place: Place, content: WeighedLessons) -> Consultation:
@@ -155,14 +168,14 @@ class ReasoningBankMiddleware(CriticMiddleware[WeighedLessons]):
         k, by, world = self.reach(self.settings.k), self.settings.retrieval_unit, cast(Any, self._world)
         consult = Consult(content, world, k=k, by=by, min_similarity=self.min_similarity, limit=MOST_LESSONS)
         found = consult({"task": Task(place.task.id, key), "run": place.thread, "episode": place.number})
+        found["lessons"] = [id for id in found["lessons"] if not content.is_old(id)]
         most = 2**31 if self.settings.max_memory_tokens is None else self.settings.max_memory_tokens
         if self.user.names:  # of as many as there is room for
             fitting = lessons_text(content, found["lessons"], most, estimate_tokens).count("\n") - 1
             shared = self.share_out(place, found["lessons"], lambda id: content.lesson(id).sources[0], fitting)
             units = [id if by == "items" else content.lesson(id).sources[0] for id in shared]
             kept = [*dict.fromkeys(units)][: self.settings.k]
-            found["lessons"] = shared = [id for id, unit in zip(shared, units, strict=True) if unit in kept]
-            found["used"] = list(dict.fromkeys(id for one in shared for id in content.lesson(one).sources))
+            found["lessons"] = [id for id, unit in zip(shared, units, strict=True) if unit in kept]
 
         def text(ids: Sequence[str]) -> str:
             lines = lessons_text(content, ids, most, estimate_tokens, weighed=True)
@@ -172,16 +185,16 @@ class ReasoningBankMiddleware(CriticMiddleware[WeighedLessons]):
         outnumbered = content.find_outnumbered(found["lessons"])
         found["lessons"] = place.choose([one for one in found["lessons"] if one not in outnumbered], text)
         section = text(found["lessons"])
-        if place.room.left_out or outnumbered:
-            found["used"] = list(dict.fromkeys(id for one in found["lessons"] for id in content.lesson(one).sources))
         shown = lessons_text(content, found["lessons"], most, estimate_tokens, weighed=True)
         entry: dict[str, Any] = {
-            "recalled": found["used"],
+            "recalled": list(dict.fromkeys(id for one in found["lessons"] for id in content.lesson(one).sources)),
             "lessons": found["lessons"],
             "tokens": estimate_tokens(section),
             "said": [
                 *shown.splitlines()[1:],
-                *(f"left out, since {_against(one)}: {content.lesson(id).text}" for id, one in outnumbered.items()),
+                *dict.fromkeys(
+                    f"left out, since {_against(one)}: {content.lesson(id).text}" for id, one in outnumbered.items()
+                ),
             ],
         }
         if not shown and not were_alike:
