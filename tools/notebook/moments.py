@@ -10,6 +10,7 @@ from typing import Any
 
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
+from langgraph.errors import InvalidUpdateError
 from langgraph.types import Command, StateSnapshot
 from pydantic import BaseModel, ValidationError
 
@@ -88,10 +89,24 @@ def latest_moment(graph: Graph, in_loop: bool, place: RunnableConfig) -> StateSn
     if not isinstance(place, Mapping) or "thread_id" not in place.get("configurable", {}):
         said = "such as {'configurable': {'thread_id': 'walk-1'}}"
         raise StepperError(f"a walk takes a graph, and a place in a run of it, {said}; got {place!r:.80}")
-    found: StateSnapshot = call_graph(graph, in_loop, "get_state", place)
+    found = read_moment(graph, in_loop, place)
     if found.created_at is None:
         named = ", ".join(f"{key} {value!r}" for key, value in place["configurable"].items())
         raise StepperError(f"the checkpointer holds nothing of {named}; step(graph, input, thread=NAME) begins a run")
+    return found
+
+
+def read_moment(graph: Graph, in_loop: bool, place: RunnableConfig, subgraphs: bool = False) -> StateSnapshot:
+    """The moment of a place, or the latest one of a thread.
+
+    LangGraph shows the latest with what nodes side by side have written already. Where their writes exclude each other, it is shown
+    without them, and without its subgraphs' moments.
+    """
+    try:
+        found: StateSnapshot = call_graph(graph, in_loop, "get_state", place, subgraphs=subgraphs)
+    except InvalidUpdateError:
+        saved = call_graph(graph.checkpointer, in_loop, "get_tuple", place)
+        found = call_graph(graph, in_loop, "get_state", saved.config)
     return found
 
 

@@ -63,6 +63,7 @@ from .moments import (
     passes_along,
     place_of,
     read_history,
+    read_moment,
     source_of,
     thread_of,
     turns_to,
@@ -254,7 +255,7 @@ class Walk:
         inside = (*self.inside, Invocation(name, number, tuple(paths[number][:3])))
         if self._interrupts():
             return self._open_questions()._stand(inside)
-        if descend(self._call("get_state", thread_of(self.place), subgraphs=True), inside)[1] == len(inside):
+        if self._latest(inside)[1] == len(inside):
             return self._stand(inside)  # it has begun already
         self.inside = inside
         return self._run("*", entering=True)
@@ -338,9 +339,8 @@ class Walk:
 
     def _stand(self, inside: Sequence[Invocation]) -> Self:
         """Stand at the latest moment of the run inside these invocations, or as far inside as they have not ended."""
-        top = self._call("get_state", thread_of(self.place), subgraphs=bool(inside))
         self._has_asked = False
-        self._now, depth = descend(top, inside)
+        self._now, depth = self._latest(inside)
         self.inside, self.place = tuple(inside[:depth]), self._now.config
         return self
 
@@ -462,9 +462,7 @@ class Walk:
         """
         left = self._left
         if left is None:
-            raise StepperError(
-                "this walk is the real run, which is not dropped; back(n) goes to an earlier moment, and what follows is a what-if"
-            )
+            raise StepperError("this walk is the real run, which is not dropped; back(n) begins a what-if")
         self.graph = self.graph.copy({"checkpointer": left.graph.checkpointer})
         self.place, self.inside, self._now = left.place, left.inside, left._now
         self.branch = left.branch.at(checkpoint_id(left.place)) if left.branch is not None else None
@@ -481,7 +479,7 @@ class Walk:
         """Go on in a record of its own; `anew`: the nodes about to run there begin anew."""
         saver = copy_record(self.graph.checkpointer, self._in_loop, self.place, anew=anew)
         self.graph = self.graph.copy({"checkpointer": saver})
-        self._now, _ = descend(self._call("get_state", thread_of(self.place), subgraphs=bool(self.inside)), self.inside)
+        self._now, _ = self._latest(self.inside)
 
     def _be_latest(self, inside: Sequence[Invocation]) -> None:
         """Go on in a record of its own if another walk, or the graph itself, has gone on from here."""
@@ -580,10 +578,14 @@ class Walk:
             hint = did_you_mean(str(error).strip("'"), known, "there are")
             raise StepperError(f"the test asks for {error}, which is no channel{hint}") from error
 
+    def _latest(self, inside: Sequence[Invocation]) -> tuple[StateSnapshot, int]:
+        """The thread's latest moment inside these invocations, or as far inside as they have not ended; and how many of them that are."""
+        with self._remembering():
+            return descend(read_moment(self.graph, self._in_loop, thread_of(self.place), bool(inside)), inside)
+
     def _is_latest(self, inside: Sequence[Invocation]) -> bool:
         """True if the thread's latest moment, seen inside these invocations, is this one: no other walk has gone on from here."""
-        latest, _ = descend(self._call("get_state", thread_of(self.place), subgraphs=True), inside)
-        return checkpoint_id(latest.config) == checkpoint_id(self.place)
+        return checkpoint_id(self._latest(inside)[0].config) == checkpoint_id(self.place)
 
     def _run(self, pause: Any, input: Any = None, *, around: Any = "*", entering: bool = False) -> Self:
         """Run the graph to a pause.
@@ -613,7 +615,7 @@ class Walk:
         try:
             yield
         except KeyError as error:
-            latest = self._call("get_state", thread_of(self.place)).values
+            latest = self._latest(())[0].values
             key, known = next(iter(error.args), None), self.graph.builder.channels
             if not isinstance(latest, Mapping) or key not in known.keys() - latest:
                 raise
@@ -657,7 +659,7 @@ def start(graph: Graph, input: Any = None, thread: str | None = None, config: Ru
             check_kind(graph, input, "step takes the input second")
             check_input(graph, input)
             threads = (RunnableConfig(configurable={"thread_id": f"walk-{number}"}) for number in count(1))
-            place = next(one for one in threads if call_graph(graph, in_loop, "get_state", one).created_at is None)
+            place = next(one for one in threads if read_moment(graph, in_loop, one).created_at is None)
         call_graph(graph, in_loop, "invoke", input, merge(given, place), interrupt_before="*")
     return Walk(graph, place, config=given)
 

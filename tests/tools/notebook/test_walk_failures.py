@@ -10,7 +10,8 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import interrupt
 from typing_extensions import TypedDict
 
-from learngraph import step
+from learngraph import step, wire
+from learngraph.graphs.wiring.mermaid import FlowError
 from learngraph.tools.notebook.walk import Walk
 
 
@@ -112,3 +113,31 @@ def test_a_failed_answer_is_given_again_and_a_failed_way_to_a_subgraph_stands_ou
     fail(lambda: walk.into("s"))
     assert walk.finish().state["log"] == ["a", "x", "b"]
     assert nodes.ran.count("x") == 1
+
+
+class OneWord(TypedDict):
+    word: str
+    start: str
+
+
+def begin_clash(is_inside: bool = False) -> Walk:
+    """A walk of a drawn graph whose nodes `b` and `c` write one channel at the same time, perhaps in the subgraph `s`."""
+    nodes: dict[str, Any] = {name: lambda state, name=name: {"word": name} for name in "abc"}
+    graph = wire(StateGraph(OneWord), "flowchart LR\n START --> a --> b & c --> END", nodes).compile()
+    if is_inside:
+        graph = wire(StateGraph(OneWord), "flowchart LR\n START --> s --> END", {"s": graph}).compile()
+    return step(graph.copy({"checkpointer": InMemorySaver()}), {"start": "x"})
+
+
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_nodes_whose_writes_exclude_each_other_leave_a_walk_before_them_and_the_graph_free(is_inside: bool) -> None:
+    walk = begin_clash(is_inside)
+    walk = walk.into("s") if is_inside else walk
+    for move in (walk.finish, walk.finish, lambda: walk.fork().finish(), lambda: walk.fork().edit(start="y").finish()):
+        with pytest.raises(FlowError, match="'b' and 'c' ran at the same time, and each wrote `word`"):
+            move()
+        place = "moment 0, before s" if is_inside else "moment 1, before b and c"
+        assert (str(walk), walk.inside) == (place, ())
+    anew = step(walk.graph, {"start": "y"})
+    assert (str(anew), anew.state["start"]) == (f"moment 0, before {'s' if is_inside else 'a'}", "y")
+    assert anew.place["configurable"]["thread_id"] == "walk-2"
