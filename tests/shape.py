@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 86_804, "tests": 72_939}
+LINES: Mapping[str, int] = {"source": 86_932, "tests": 73_056}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -45,7 +45,7 @@ ROOMS: Mapping[str, int] = {
     "tools/environments": 9_160,
     "tools/local": 3_620,
     "tools/models": 967,
-    "tools/notebook": 1_570,
+    "tools/notebook": 1_700,
     "tools/pocket": 317,
     "tools/serving": 3_487,
     "tools/traces": 737,

@@ -13,9 +13,10 @@ from threading import Event, Lock
 from typing import Any
 
 from ...memory.errors import UserError
+from ...tools.notebook.compare import compare
 from ...tools.notebook.moments import names_of
 from ...tools.notebook.pauses import find_subgraph
-from ...tools.notebook.walk import Walk, compare
+from ...tools.notebook.walk import Walk
 from ..wiring.flow import to_mermaid
 from .forms import channel_form, read_answer, read_channel
 from .running import Running
@@ -194,14 +195,11 @@ class WalkSession:
     def moments(self, branch: str, start: int, count: int) -> dict[str, Any]:
         """Lines about the moments of a branch."""
         path = self._find(branch).path
-        return {
-            "start": start,
-            "count": len(path),
-            "rows": [
-                title_of(path, n) | {"cost": self._running.cost(*path[n - 1 : n + 1]) if n else ""}
-                for n in range(start, min(start + count, len(path)))
-            ],
-        }
+        rows = [
+            title_of(path, n) | {"cost": self._running.cost(*path[n - 1 : n + 1]) if n else ""}
+            for n in range(start, min(start + count, len(path)))
+        ]
+        return {"start": start, "count": len(path), "rows": rows}
 
     def compare(self, branch: str, other: str) -> dict[str, Any]:
         """Two walks channel by channel, where they part and where they stand; refused while a walk runs, which stands nowhere."""

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from .nodes.state import EpisodeResult as EpisodeResult
     from .tools.environments.catalogue import open_environment as open_environment
     from .tools.models.models import open_model as open_model
+    from .tools.notebook.compare import compare as compare
     from .tools.notebook.walk import Walk as Walk
-    from .tools.notebook.walk import compare as compare
     from .tools.notebook.walk import start as step
 
     __version__: str
@@ -93,7 +93,7 @@ _LOADED_ON_USE = {
     "catalogue": (".nodes.catalogue", "catalogue"),
     "check": (".graphs.wiring.flow", "check"),
     "claas": (".graphs.claas", ""),
-    "compare": (".tools.notebook.walk", "compare"),
+    "compare": (".tools.notebook.compare", "compare"),
     "explain": (".graphs.experiments.explain", "explain_step"),
     "icrl": (".graphs.icrl", ""),
     "jitrl": (".graphs.jitrl", ""),

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count, zip_longest
+from itertools import count
 from typing import TYPE_CHECKING, Any, Self
 
 from langchain_core.runnables import RunnableConfig
@@ -51,11 +51,9 @@ from .moments import (
     check_kind,
     checkpoint_id,
     descend,
-    differences,
     is_asynchronous,
     is_of_this_loop,
     latest_moment,
-    lines_of,
     loop_of_walks,
     merge,
     names_of,
@@ -67,7 +65,6 @@ from .moments import (
     source_of,
     thread_of,
     turns_to,
-    without_replaced,
 )
 from .pauses import Graph, Invocation, find_subgraph, innermost, name_questions, pause_in
 from .record_copy import copy_record, write_back
@@ -77,7 +74,7 @@ if TYPE_CHECKING:
     from .bars import Bars as Bars
     from .bars import bars as bars
 
-__all__ = ["Bars", "StepperError", "Table", "Walk", "bars", "compare", "start", "table"]
+__all__ = ["Bars", "StepperError", "Table", "Walk", "bars", "start", "table"]
 
 Stop = str | Callable[[dict[str, Any]], Any]
 """A place to pause at: the name of a node, or a test of the state."""
@@ -662,38 +659,3 @@ def start(graph: Graph, input: Any = None, thread: str | None = None, config: Ru
             place = next(one for one in threads if read_moment(graph, in_loop, one).created_at is None)
         call_graph(graph, in_loop, "invoke", input, merge(given, place), interrupt_before="*")
     return Walk(graph, place, config=given)
-
-
-def compare(one: Walk, other: Walk, before: str = "", show: Sequence[str] = ()) -> Table:
-    """A table of two runs side by side; differences are highlighted.
-
-    Args:
-        before: a node, at every pause before which the channels `show` stand in a line. None is named: a line holds a channel in which
-            the runs differ, where they part and where they stand now. Moments are matched by their turn of a chat, and their number in it.
-        show: names of channels; where none is named, of those that differ.
-
-    Raises:
-        StepperError: neither has such a node or channel.
-    """
-    if odd := [type_of(walk) for walk in (one, other) if not isinstance(walk, Walk)]:
-        raise StepperError(f"compare takes two walks first, got {odd[0]}")
-    known = {**one.here.builder.channels, **other.here.builder.channels}
-    check_names(one.here, [name for name in show if name not in known])
-    runs = [[without_replaced(turn) for turn in walk._turns()] for walk in (one, other)]
-    most = max(map(len, runs))
-    if not before:
-        turns = enumerate(zip(*runs, strict=False), 1)
-        moments = ((t, n, *pair) for t, both in turns for n, pair in enumerate(zip(*both, strict=False)))
-        parts = (differences(place_of(most, t, n), a, b, show or [*known]) for t, n, a, b in moments if a.config != b.config)
-        found = [*next(filter(None, parts), []), *differences("now", runs[0][-1][-1], runs[1][-1][-1], show or [*known])]
-        title = "where they part, and where they stand now"
-        return Table(("", "channel", "first run", "second run ′"), tuple(found), title=title)
-    one._check_stops([before] if before not in nodes_of(other.here) else ())
-    turns = enumerate(zip_longest(*runs, fillvalue=list[StateSnapshot]()), 1)
-    pauses = [(t, zip_longest(*([one.values for one in path if before in one.next] for path in both))) for t, both in turns]
-    pairs = [(f"turn {t}, {i}" if most > 1 else str(i), *pair) for t, found in pauses for i, pair in enumerate(found)]
-    show = show or [name for name in known if any(a and b and len({*lines_of(a, b, name)}) > 1 for _, a, b in pairs)]
-    rows = tuple((place, *(line for name in show for line in lines_of(a, b, name))) for place, a, b in pairs)
-    marked = frozenset(i for i, row in enumerate(rows) if row[1::2] != row[2::2])
-    head = ("", *(f"{name}{which}" for name in show for which in ("", " ′")))
-    return Table(head, rows, marked, title=f"before {before}: first run | second run ′")

@@ -11,7 +11,8 @@ from langgraph.types import interrupt
 from typing_extensions import TypedDict
 
 from learngraph import step
-from learngraph.tools.notebook.walk import StepperError, Walk, compare
+from learngraph.tools.notebook.compare import compare
+from learngraph.tools.notebook.walk import StepperError, Walk
 
 
 class State(TypedDict):
