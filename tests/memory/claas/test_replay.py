@@ -5,6 +5,8 @@ import os
 import re
 import resource
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -18,7 +20,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from forks import run_python
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from leases import leased_batches
@@ -827,7 +828,7 @@ def test_one_process_owns_the_file(tmp_path: Path) -> None:
         with pytest.raises(ReplayError, match="open in this process"):
             opened(tmp_path)
         code = f"from learngraph.memory.claas.replay import Replay; Replay({str(tmp_path / 'replay.sqlite')!r})"
-        other = run_python("-c", code)
+        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert f"open in process {os.getpid()}; end it" in other.stderr
     opened(tmp_path).close()
 

@@ -1,12 +1,13 @@
 """A branch of every kind of memory: it sees the past, writes apart, and is kept or dropped; what is real stays byte for byte."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from forks import run_python
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langgraph.store.memory import InMemoryStore
 
@@ -366,7 +367,7 @@ branch.keep()
 @pytest.mark.parametrize("after", [1, 25])
 def test_a_kill_while_a_branch_is_kept_loses_nothing_real(after: int, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    done = run_python("-c", KILLED, path, after)
+    done = subprocess.run([sys.executable, "-c", KILLED, path, str(after)], check=False)
     assert done.returncode == -9
     ids = [row["id"] for row in Rows(path).values()]
     assert ids[:3] == ["real 0", "real 1", "real 2"]
