@@ -12,8 +12,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import uvicorn.server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from waiting import PATIENCE, let_others_run
 
@@ -21,6 +23,8 @@ from learngraph.memory.errors import AdapterConflict, FeedbackConflict, UnknownA
 from learngraph.memory.records import ChatCall, ChatRequest, Exchange, ExchangeQuery, Feedback, FeedbackReceipt, Piece, Reply
 from learngraph.tools.serving import chat_server, tenants
 
+# Uvicorn looks every tenth of a second whether it is to stop, and then whether all have gone. Tests stop a hundred servers.
+uvicorn.server.asyncio = SimpleNamespace(**vars(asyncio) | {"sleep": lambda seconds: asyncio.sleep(seconds / 20)})  # type: ignore[assignment,attr-defined]
 KEY = "test-key-of-acme"
 RIVAL = "test-key-of-rival"
 FEATURES = frozenset({"tools", "tool_choice", "response_format", "logit_bias", "presence_penalty", "frequency_penalty", "raw"})
