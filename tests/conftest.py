@@ -33,6 +33,8 @@ settings.load_profile("steady")
 # Nor is it one for a client to give up after httpx's five seconds, where a test sets no limit.
 DEFAULT_TIMEOUT_CONFIG.connect = DEFAULT_TIMEOUT_CONFIG.read = DEFAULT_TIMEOUT_CONFIG.write = PATIENCE
 
+os.fsync = lambda file: None  # type: ignore[assignment,misc]  # it takes milliseconds, ten thousand times; no test cuts the power
+
 gc.disable()  # what collection imports and lists stays to the end: it is neither looked through again and again here, nor later
 
 

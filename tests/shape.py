@@ -6,9 +6,10 @@ A ceiling is raised in a commit of its own, which says what was bought with it. 
 import ast
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
@@ -87,10 +88,29 @@ def sources() -> tuple[Path, ...]:
     return tuple(sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")))
 
 
+class Outline(NamedTuple):
+    """What the figures need of a file; its syntax tree is not kept, for those of all files take 200 MB."""
+
+    imports: list[ast.Import | ast.ImportFrom]
+    functions: list[tuple[str, int]]
+    """Name and lines of each function and method."""
+    names: list[str]
+    """Its public names."""
+
+
 @cache
-def tree(path: Path) -> ast.Module:
-    """A file's syntax tree."""
-    return ast.parse(path.read_text(encoding="utf-8"))
+def outline(path: Path) -> Outline:
+    """The outline of a file, which is parsed once."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = Outline([], [], _names(tree))
+    nodes: list[ast.AST] = [tree]
+    for node in nodes:
+        nodes += (child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr))
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found.imports.append(node)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found.functions.append((node.name, (node.end_lineno or 0) - node.lineno + 1))
+    return found
 
 
 def count_lines(path: Path) -> int:
@@ -113,7 +133,7 @@ def arrows(folder: str) -> set[tuple[str, str]]:
     found = set()
     for path in (ROOT / folder).rglob("*.py"):
         package = path.relative_to(ROOT).parts[:-1]
-        for node in ast.walk(tree(path)):
+        for node in outline(path).imports:
             if isinstance(node, ast.ImportFrom) and node.level:
                 above = package[: len(package) - node.level + 1]
                 base = (*above, *(node.module.split(".") if node.module else ()))
@@ -142,13 +162,6 @@ def arrows_up(edges: set[tuple[str, str]]) -> int:
     return len(closing)
 
 
-def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """All functions and methods of a file."""
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
-
-
 def room_lines() -> Counter[str]:
     """Lines of each room, such as `memory/search`; `graphs` alone has the files at the top of graphs/."""
     found: Counter[str] = Counter()
@@ -160,8 +173,12 @@ def room_lines() -> Counter[str]:
 
 def public_names(path: Path) -> list[str]:
     """The names that a file shows to others: its `__all__`, or without that list, all at its top that do not begin with `_`."""
+    return outline(path).names
+
+
+def _names(tree: ast.Module) -> list[str]:
     names: list[str] = []
-    for node in tree(path).body:
+    for node in tree.body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             names.append(node.name)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
@@ -180,8 +197,7 @@ def long_files() -> dict[str, int]:
 
 def long_functions() -> dict[str, int]:
     """Functions that are longer than their ceiling, as `file:name`."""
-    found = ((path, node, (node.end_lineno or 0) - node.lineno + 1) for path in sources() for node in functions(path))
-    return {f"{short(path)}:{node.name}": lines for path, node, lines in found if lines > FUNCTION}
+    return {f"{short(path)}:{name}": count for path in sources() for name, count in outline(path).functions if count > FUNCTION}
 
 
 def figures() -> dict[str, tuple[int, int | None]]:
