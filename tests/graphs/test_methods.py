@@ -96,6 +96,7 @@ def test_a_style_says_how_a_model_that_writes_is_asked() -> None:
     assert [candidate.action for candidate in proposed["candidates"]] == ["back"]
 
 
+@pytest.mark.slow
 def test_static_imports_little_of_the_project() -> None:
     """What one method alone needs is imported by that method, so that the smallest baseline stands on few files."""
     code = (

@@ -309,6 +309,7 @@ async def test_awaited_it_comes_to_the_same_and_seeds_reach_the_model() -> None:
     assert not set(seeds) & {seed for kind, _, seed in other.chat.asked if kind == "act"}
 
 
+@pytest.mark.slow
 def test_chained_it_comes_to_the_same() -> None:
     plain, chained = Bench(), Bench()
     out = plain.run()
@@ -558,6 +559,7 @@ def test_d6_the_temperature_of_learning_is_not_that_of_the_test_or_of_critics() 
     assert names[0] != names[1]
 
 
+@pytest.mark.slow
 def test_d7_every_accept_test_is_of_its_own_steps_library_and_plays_the_current_one_afresh() -> None:
     """A library is not judged by the rollouts by which it won: of several candidates the luckiest would look the best."""
     chat = Chat()
@@ -639,6 +641,7 @@ def test_d13_a_step_that_does_harm_is_rejected_unless_everything_is_accepted() -
     assert always.rows[1]["train"] == 0.0
 
 
+@pytest.mark.slow
 def test_d13_a_library_that_gains_nothing_ends_the_run() -> None:
     bench = Bench(Novel(), TrainingFreeGRPO(group_size=4, epochs=9, patience=2))
     out = bench.run()
@@ -1111,6 +1114,7 @@ def test_a_budget_holds_for_models_that_only_score() -> None:
     assert "1,000 tokens is spent" in graph.invoke({"run": "r"}, {"max_concurrency": 1})["stopped"]
 
 
+@pytest.mark.slow
 def test_the_arms() -> None:
     texts = {}
     for arm in ("learned", "empty", "self-generated", "random", "shuffled"):
@@ -1281,6 +1285,7 @@ def test_votes_count_whether_or_not_the_steps_candidate_is_accepted(tmp_path: Pa
     assert bench.run() == out
 
 
+@pytest.mark.slow
 def test_the_random_arm_of_a_run_that_the_budget_ended_goes_on_to_another_version() -> None:
     settings = TrainingFreeGRPO(group_size=4, epochs=2, arm="random", patience=0)
     whole = Bench(Hiccup(at=3), settings)

@@ -7,6 +7,7 @@ from typing import Any
 import bench_engine as bench
 import pytest
 from langchain_core.messages import BaseMessage
+from variants import quick
 
 from learngraph.graphs import jitrl
 from learngraph.graphs.wiring import run
@@ -35,7 +36,7 @@ def test_super_steps_per_env_step(method: str, merged: bool, expected: int) -> N
     assert (taken[1] - taken[0]) / 20 == expected
 
 
-@pytest.mark.parametrize("method", ["static", "jitrl"])
+@pytest.mark.parametrize("method", quick(["static", "jitrl"]))
 def test_checkpoints_take_the_same_bytes_however_long_an_episode_is(method: str, tmp_path: Path) -> None:
     """Row 7: B(T)/B(60) <= 1.02 per env step. A list that grows in the state would make it 5 here."""
     per_step = {}

@@ -19,6 +19,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.config import get_config
 from langgraph.store.memory import InMemoryStore
 from learning_agents import PLAIN
+from variants import quick
 
 from learngraph.graphs.agents.rated_acts import Evidence, RatedActs
 from learngraph.graphs.agents.reasoning_bank import ReasoningBankMiddleware
@@ -130,7 +131,7 @@ def test_feedback_from_another_process_is_studied_where_a_critic_is_known(method
     assert idle.criticised == []
 
 
-@pytest.mark.parametrize("method", ["reasoning-bank", "reflexion", "lessons"])
+@pytest.mark.parametrize("method", quick(["reasoning-bank", "reflexion", "lessons"], "reflexion"))
 def test_a_critic_of_a_job_reads_what_the_critic_of_the_agent_reads(method: str) -> None:
     def prompts(is_job: bool) -> list[str]:
         store, critic = InMemoryStore(), HeedfulClerk()

@@ -10,20 +10,25 @@ from langchain_core.tools import tool
 from langgraph.store.memory import InMemoryStore
 from learning_agents import BY_ISSUE, METHODS, PLAIN, advice, config, make
 from scripted_agent import ScriptedCalls
+from variants import quick
 
 from learngraph.graphs.baselines.synapse import Synapse
 from learngraph.graphs.icrl import ICRL
 
 
-@pytest.mark.parametrize("awaited", [False, True])
+@pytest.mark.parametrize("awaited", quick([False, True]))
 @pytest.mark.parametrize(
     ("method", "tickets", "explained"),
-    [
-        ("icrl", 28, "conversations at 'was charged twice'"),
-        ("reasoning-bank", 28, "resolve it by"),
-        ("reflexion", 28, "resolve it by"),
-        ("synapse", 48, "exemplar t"),
-    ],
+    quick(
+        [
+            ("icrl", 28, "conversations at 'was charged twice'"),
+            ("reasoning-bank", 28, "resolve it by"),
+            ("reflexion", 28, "resolve it by"),
+            ("synapse", 48, "exemplar t"),
+        ],
+        "icrl",
+        "reflexion",
+    ),
 )
 def test_it_learns_from_feedback(method: str, tickets: int, explained: str, awaited: bool) -> None:
     agent, learner, model = make(method, **BY_ISSUE[method])
@@ -60,7 +65,7 @@ def test_no_text_of_a_user_or_a_tool_closes_the_block_that_memory_stands_in(meth
     assert not [text for text in shown if "</attempt></record>" in text]
 
 
-@pytest.mark.parametrize("method", [*BY_ISSUE, "adamem-max"])
+@pytest.mark.parametrize("method", quick([*BY_ISSUE, "adamem-max"], "synapse"))
 def test_observing_changes_nothing_in_the_request(method: str) -> None:
     agent, learner, model = make(method, mode="observe", **BY_ISSUE.get(method, {}))
     assert sum(play(agent, learner, range(24))[-12:]) < 12
@@ -80,7 +85,7 @@ def test_tools_that_the_provider_runs_keep_no_method_from_being_asked(method: st
     assert advice(learner, "t0")
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "jitrl"])
+@pytest.mark.parametrize("method", quick([name for name in METHODS if name != "jitrl"], "adamem", "icrl", "reflexion"))
 def test_what_is_forgotten_is_not_shown_and_no_other_tenant_was_shown_it(method: str) -> None:
     agent, learner, model = make(method, **BY_ISSUE.get(method, {}))
     play(agent, learner, range(8))

@@ -11,6 +11,7 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 from learning_agents import METHODS, PLAIN, advice, config, make
+from variants import quick
 
 from learngraph.graphs.agents.consultation import AdviceRoom, PendingCall
 from learngraph.graphs.agents.given_advice import AdvisedPrompts, SentPrompts, plain_messages, prompt_parts
@@ -35,7 +36,7 @@ def serve(agent: Any, number: int, thread: str = "long") -> None:
     agent.invoke({"messages": desk.ticket(number)[0]}, config(thread))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", quick(METHODS, "jitrl", "adamem"))
 def test_every_prompt_of_a_thread_begins_as_the_one_before(method: str) -> None:
     """Between the turns other conversations are rated, so that the advice changes."""
     agent, learner, model = make(method, model=RecordingClerk())
@@ -133,11 +134,7 @@ def test_what_is_worth_least_is_left_out_first_and_what_stands_there_stays() -> 
 
 @pytest.mark.parametrize(
     "method",
-    [
-        "jitrl",
-        "icrl",
-        *(pytest.param(one, marks=pytest.mark.slow) for one in ("adamem", "reasoning-bank", "reflexion", "synapse", "lessons")),
-    ],
+    quick(["icrl", "jitrl", "adamem", "reasoning-bank", "reflexion", "synapse", "lessons"]),
 )
 def test_the_advice_of_a_conversation_stays_within_its_budget(method: str) -> None:
     most = {"icrl": 650, "lessons": 100, "reflexion": 175, "synapse": 400}.get(method, 300)

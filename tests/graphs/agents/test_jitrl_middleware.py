@@ -15,6 +15,7 @@ from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 from openai_server import OpenAIServer
+from variants import quick
 
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
 from learngraph.graphs.jitrl import JitRL
@@ -27,7 +28,7 @@ def make(store: Any, mode: str = "guide", model: Any = None, **options: Any) -> 
     return learning_agents.make("jitrl", store, model or desk.GuessingClerk(), mode=mode, **options)[:2]
 
 
-@pytest.mark.parametrize("mode", ["guide", "observe", "off"])
+@pytest.mark.parametrize("mode", quick(["guide", "observe", "off"], "guide", "off"))
 def test_it_learns_from_feedback_in_one_mode_only(mode: str) -> None:
     agent, learner = make(InMemoryStore(), mode)
     if mode == "off":
@@ -64,6 +65,7 @@ def test_what_is_remembered_names_no_order_and_no_one_elses_order_is_used() -> N
         assert {call["args"]["order"] for call in calls} == {f"A{n}"}
 
 
+@pytest.mark.slow
 def test_a_call_that_only_memory_knows_is_made_with_the_values_of_this_conversation() -> None:
     class AlwaysRefund(desk.GuessingClerk):
         def say(self, messages: Any) -> AIMessage:
@@ -141,6 +143,7 @@ class Kinds(Embeddings):
         return self.embed_documents([text])[0]
 
 
+@pytest.mark.slow
 def test_states_in_prose_are_compared_by_their_embeddings() -> None:
     """The same words of the customer never come twice, and an encoder knows what they have in common."""
     learner = JitRLMiddleware(

@@ -100,6 +100,7 @@ def test_two_processes_that_compare_the_same_conversations_keep_their_lessons_on
     assert "When a customer says" in idle.seen[-1]
 
 
+@pytest.mark.slow
 def test_groups_that_are_compared_at_once_both_enter_the_library() -> None:
     store = InMemoryStore()
     agent, learner, _ = make(store)

@@ -7,13 +7,14 @@ import help_desk as desk
 import pytest
 from langgraph.store.memory import InMemoryStore
 from learning_agents import METHODS, PLAIN, advice, make
+from variants import quick
 
 from learngraph.graphs.agents.lift import ThreadTrial, TrialLedger, TrialPlan
 from learngraph.memory.conversations.trials import MemoryTrial
 from learngraph.memory.errors import UserError
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", quick(METHODS, "icrl", "synapse"))
 def test_every_method_has_a_control_arm_and_withholds_items(method: str) -> None:
     """Half of the threads get no advice though memory has some; of the others half have an item withheld. Restarts agree."""
     store = InMemoryStore()

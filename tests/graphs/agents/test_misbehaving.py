@@ -17,11 +17,13 @@ from langchain_core.messages import AIMessage, InvalidToolCall
 from langchain_core.tools import tool
 from langgraph.store.memory import InMemoryStore
 from learning_agents import METHODS, config
+from variants import quick
 
 from learngraph.memory.errors import UserError
 from learngraph.memory.storage.record_store import to_json
 
-each = pytest.mark.parametrize("method", [name for name in METHODS if name != "adamem-max"])
+OTHERS = [name for name in METHODS if name != "adamem-max"]
+each = pytest.mark.parametrize("method", OTHERS)
 make = partial(learning_agents.make, refresh_seconds=0.0)
 
 
@@ -116,7 +118,7 @@ def test_a_store_that_goes_away_in_mid_conversation_takes_no_answer(method: str,
     assert learner.status(tenant="acme").rated == 10
 
 
-@each
+@pytest.mark.parametrize("method", quick(OTHERS, "jitrl", "lessons"))
 def test_tools_that_vanish_and_come_back_break_nothing(method: str) -> None:
     @tool
     def wave(order: str) -> str:
@@ -145,7 +147,7 @@ def test_tools_that_vanish_and_come_back_break_nothing(method: str) -> None:
     assert again.status(tenant="acme").rated == 16
 
 
-@pytest.mark.parametrize("method", ["jitrl", "icrl", "reasoning-bank"])
+@pytest.mark.parametrize("method", quick(["jitrl", "icrl", "reasoning-bank"]))
 @pytest.mark.parametrize("reward", [1e-320, np.float32(0.5), np.int64(1), True])
 def test_odd_numbers_are_rewards(method: str, reward: Any, caplog: pytest.LogCaptureFixture) -> None:
     agent, learner, _ = make(method)
@@ -166,7 +168,7 @@ def test_what_is_no_number_is_no_reward(reward: Any) -> None:
     assert learner.status(tenant="acme").rated == 0
 
 
-@each
+@pytest.mark.parametrize("method", quick(OTHERS, "jitrl", "reflexion"))
 def test_a_damaged_record_in_the_store_is_left_out_and_said(method: str, caplog: pytest.LogCaptureFixture) -> None:
     store = InMemoryStore()
     agent, learner, _ = make(method, store)

@@ -21,6 +21,7 @@ from langgraph.store.base import PutOp
 from langgraph.store.memory import InMemoryStore
 from learning_agents import BY_ISSUE, FORGOTTEN, METHODS, advice, config, forget_one, make
 from scripted_chat import ScriptedChat
+from variants import quick
 
 from learngraph.graphs.agents import scopes
 from learngraph.graphs.agents.executed_calls import watch_call
@@ -111,7 +112,7 @@ def test_what_others_record_in_a_thread_while_its_turn_goes_on_is_kept() -> None
     assert [one.reward for one in rated_turn.transitions] == [None, 0.5]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", quick(METHODS, "jitrl", "adamem", "lessons"))
 def test_a_turn_of_three_calls_costs_four_round_trips_to_the_store(method: str) -> None:
     class Counting(InMemoryStore):
         trips = 0
@@ -132,7 +133,7 @@ def test_a_turn_of_three_calls_costs_four_round_trips_to_the_store(method: str) 
         learner.status(tenant="acme")
 
 
-@pytest.mark.parametrize("method", ["jitrl", "synapse", "reasoning-bank"])
+@pytest.mark.parametrize("method", quick(["jitrl", "synapse", "reasoning-bank"], "synapse"))
 def test_a_large_memory_is_read_behind_the_users_back(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scopes, "MANY_TO_READ", 3)
     monkeypatch.setattr(scopes, "OPENING_PATIENCE", 0.0)
@@ -157,7 +158,7 @@ def test_a_large_memory_is_read_behind_the_users_back(method: str, monkeypatch: 
     assert any(entry["recalled"] for entry in advice(learner, "t23"))
 
 
-@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize("is_known", quick([True, False]))
 def test_a_call_does_not_wait_for_a_slow_store_and_uses_what_is_known(is_known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     free, looks = Event(), Event()
 

@@ -17,6 +17,7 @@ from langgraph.store.base import PutOp
 from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command
 from learning_agents import METHODS, config, make
+from variants import quick
 
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
 from learngraph.graphs.agents.synapse import SynapseMiddleware
@@ -95,7 +96,7 @@ def test_a_turn_of_three_calls_costs_four_round_trips_and_six_with_two_learners(
         assert one.explain("t1", tenant="acme").count(f"{one.method}: ") >= 2
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", quick(METHODS, "jitrl", "adamem", "lessons"))
 def test_no_operation_of_a_turn_is_made_in_the_thread_that_answers_the_user(method: str) -> None:
     agent, learner, _ = make(method, store := Watched(), refresh_seconds=0.0)
     for n in range(4):

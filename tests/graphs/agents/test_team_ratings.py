@@ -12,6 +12,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 from scripted_chat import SayingChat
+from variants import quick
 
 from learngraph.graphs.agents.learner import rate_agents
 from learngraph.graphs.agents.synapse import SynapseMiddleware
@@ -156,7 +157,7 @@ class Model:
         return found
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", quick(range(40), *range(10)))
 def test_a_rating_is_of_the_turns_that_are_meant_and_changes_no_other(seed: int) -> None:
     draw, team, model = random.Random(seed), Team(), Model()
     done = list[str]()

@@ -13,6 +13,7 @@ from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.store.memory import InMemoryStore
 from learning_agents import METHODS
+from variants import quick
 
 
 class SteadyClerk(desk.HeedfulClerk):
@@ -70,7 +71,7 @@ def _without_ids_and_times(conversation: dict[str, Any]) -> dict[str, Any]:
     return {**conversation, "turns": turns, "ratings": [{**one, "at": ""} for one in conversation["ratings"]]}
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("adamem", "adamem-high")])
+@pytest.mark.parametrize("method", quick(name for name in METHODS if name not in ("adamem", "adamem-high")))
 @settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(played=steps)
 def test_an_agent_works_as_if_the_other_tenant_did_not_exist(method: str, played: list[Step]) -> None:

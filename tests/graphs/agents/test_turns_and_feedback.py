@@ -20,6 +20,7 @@ from langgraph.store.memory import InMemoryStore
 from langgraph.types import Send
 from learning_agents import METHODS, config, make
 from scripted_chat import SayingChat
+from variants import quick
 
 from learngraph.graphs.agents.icrl import ICRLMiddleware
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
@@ -127,7 +128,7 @@ def test_the_record_in_the_state_is_that_of_the_last_turn(method: str) -> None:
         assert len(out["learning"]) == 3
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", quick(METHODS, "icrl", "lessons"))
 def test_every_streamed_message_is_in_the_state(method: str) -> None:
     agent, learner, _ = make(method, task=desk.issue, state_key=desk.issue)
     for n in range(16):
@@ -138,7 +139,7 @@ def test_every_streamed_message_is_in_the_state(method: str) -> None:
         learner.feedback(f"t{n}", reward=desk.reward(state, desk.ticket(n)[1]), tenant="acme")
 
 
-@pytest.mark.parametrize("awaited", [False, True])
+@pytest.mark.parametrize("awaited", quick([False, True]))
 @pytest.mark.parametrize(("method", "schema"), [("reasoning-bank", LearningState), ("adamem-max", MessagesState)])
 def test_a_graph_of_ones_own_learns_with_a_node(method: str, schema: Any, awaited: bool) -> None:
     """Whether or not its state has room for what the learner did."""
@@ -328,7 +329,7 @@ def test_each_rated_turn_is_about_what_was_asked_then_and_a_thread_may_be_a_numb
 
 
 @pytest.mark.parametrize("is_summarized", [False, True])
-@pytest.mark.parametrize("method", ["jitrl", "synapse"])
+@pytest.mark.parametrize("method", quick(["jitrl", "synapse"]))
 def test_a_thread_recalls_its_own_turns_also_after_a_summary(method: str, is_summarized: bool) -> None:
     model = desk.GuessingClerk()
     options: dict[str, Any] = {"decide": ["resolve"]} if method == "jitrl" else {}

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 from scripted_chat import ScriptedChat
 from still_trainer import StillTrainer
+from variants import quick
 
 from learngraph.graphs.arms import make_arm, method_settings
 from learngraph.graphs.experiments.folder import Job
@@ -118,7 +119,7 @@ def running_steps(text: str, kind: str) -> str:
     return re.split(r"^(?:Attempt \d+:|- .*)\n", text, flags=re.MULTILINE)[-1].strip()
 
 
-@pytest.mark.parametrize("history", [None, 0, 3], ids=lambda n: f"{n}-steps")
+@pytest.mark.parametrize("history", quick([None, 0, 3], 3), ids=lambda n: f"{n}-steps")
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_a_baseline_is_shown_what_jitrl_is_shown(name: str, kind: str, history: int | None) -> None:
     task = TOY.task(3)

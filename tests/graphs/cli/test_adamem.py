@@ -74,6 +74,7 @@ def made(folder: str, stage: str, file: str) -> Path:
     return found
 
 
+@pytest.mark.slow
 def test_walkthroughs_of_training_tasks_are_a_bank(here: Path) -> None:
     play("adamem --author rule --prior uniform --env toy --seeds 1 --bank gold@5 --out run")
     bank = read_bank(made("run", "gold-5", "bank.jsonl"))

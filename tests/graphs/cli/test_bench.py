@@ -152,6 +152,7 @@ arms = [{ name = "none", learns = false }]
 """
 
 
+@pytest.mark.slow
 def test_a_file_of_several_tables_plays_the_one_that_is_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(TABLES, "paper")
     assert bench(file) == 0

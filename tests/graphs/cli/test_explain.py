@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from in_process import play_in_process
+from variants import quick
 
 import learngraph
 from learngraph.graphs.cli.main import main
@@ -58,7 +59,7 @@ def played(here: Path, played_once: Path) -> Path:
     return Path(shutil.copytree(played_once, here / "r"))
 
 
-@pytest.mark.parametrize("method", ["jitrl", "jitrl:paper-equations", "jitrl:reference?evaluator=environment"])
+@pytest.mark.parametrize("method", quick(["jitrl", "jitrl:paper-equations", "jitrl:reference?evaluator=environment"]))
 def test_the_values_computed_again_are_those_of_the_journal(played: Path, method: str) -> None:
     """`changes` names each action of which count, Q, shift or logit differ from what the run wrote down."""
     known = 0

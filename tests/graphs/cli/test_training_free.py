@@ -186,6 +186,7 @@ def test_arms_play_the_same_unseen_problems(
     }
 
 
+@pytest.mark.slow
 def test_an_arm_can_be_added_to_a_finished_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"{SMALL} --seeds 1") == 0
     before = results(here / "out")
@@ -221,6 +222,7 @@ def test_a_model_that_writes_a_line_learns_by_itself(here: Path, capsys: pytest.
     assert {lesson.text for lesson in library.lessons} <= rules
 
 
+@pytest.mark.slow
 def test_the_curve_has_the_unseen_problems_at_every_step(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"{SMALL} --curve --seeds 1") == 0
     steps = report.read_learning_steps(here / "out" / f"{METHOD}-s0")
@@ -498,6 +500,7 @@ def test_problems_that_say_the_same_are_refused(here: Path) -> None:
         options._check_distinct(KeywordKeep(), options.ProblemSplit((task(0),), (), (task(0),)))
 
 
+@pytest.mark.slow
 def test_a_file_names_it_beside_its_controls(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = "{ problems = 2, held_out = 1, epochs = 1, group_size = 3, author = 'rule' }"
     file = f"""
@@ -526,6 +529,7 @@ def test_a_file_names_it_beside_its_controls(here: Path, capsys: pytest.CaptureF
 # E1: presets
 
 
+@pytest.mark.slow
 def test_presets_and_the_paper_as_an_arm_change_their_own_switches_only(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = "--problems 2 --epochs 1 --group-size 3 --held-out 1 --rollouts.lessons-per-prompt 2 --patience 5 --author rule --test-problems 1 --test-rollouts 1 --seeds 1"
     assert run(flags, compare=[f"{METHOD}:paper", f"{METHOD}?arm=empty"]) == 0
@@ -561,6 +565,7 @@ def test_problems_are_a_draw_from_the_fold_that_no_other_seed_shares(here: Path,
     assert drawn[0] == options._tasks(world, "train", 3, 0, "--problems")
 
 
+@pytest.mark.slow
 def test_a_library_may_be_the_folder_of_a_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = "--problems 2 --held-out 1 --epochs 1 --group-size 3 --test-problems 1 --test-rollouts 1 --seeds 1 --author rule"
     assert run(small, "first") == 0

@@ -78,6 +78,7 @@ def test_the_ledger_adds_up() -> None:
     assert "dollars" not in report.usage_table(stages, {})
 
 
+@pytest.mark.slow
 def test_curves_as_png_and_svg_and_a_seed_that_stops_keeps_its_library(tmp_path: Path) -> None:
     assert report._carry_forward(STEPS[1], 3, "held_out") == [0.8, 0.8, 0.8, 0.8]
     assert report._carry_forward([], 1, "held_out") == [None, None]

@@ -19,6 +19,7 @@ from forks import Python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from urn_service import JAM, idle, metric, serving, teach, turns
+from variants import quick
 from waiting import PATIENCE, let_others_run, until
 
 from learngraph.graphs.claas import CLaaS, ReplaySettings
@@ -217,6 +218,7 @@ async def test_a_change_of_version_between_question_and_answer_is_labelled_right
         assert (await urn.say(service, "x", "another")).reply.version == ""
 
 
+@pytest.mark.slow
 async def test_rolls_back_and_learns_on_from_there(tmp_path: Path) -> None:
     async with serving(tmp_path, changed(OPEN_GATE, rollout={"keep_versions": 100})) as service:
         await teach(service, 20)
@@ -389,7 +391,7 @@ async def test_as_shipped_it_follows_a_user_who_changes_his_mind_after_500_feedb
         assert service.replay.counts("acme", "default")["ready"] > 300, "what he liked before still waits"
 
 
-@pytest.mark.parametrize("rewards_fell", [True, False])
+@pytest.mark.parametrize("rewards_fell", quick([True, False]))
 async def test_liked_replies_have_no_say_once_live_feedback_has_contradicted_them(tmp_path: Path, rewards_fell: bool) -> None:
     async with serving(tmp_path, OPEN_GATE) as service:
         await teach(service, 30)
@@ -520,6 +522,7 @@ async def test_forgetting_taints_what_learned_from_it(tmp_path: Path) -> None:
         assert await service.experiences(ExchangeQuery("acme")) == []
 
 
+@pytest.mark.slow
 async def test_what_else_a_withdrawn_version_learned_from_teaches_again(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
         found = await teach(service, 10)
@@ -589,6 +592,7 @@ async def test_the_engine_is_asked_for_a_sign_of_life_once_however_many_want_it(
         assert len(asked) == 1
 
 
+@pytest.mark.slow
 async def test_a_version_answers_by_name_and_shows_what_it_learned_from(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
         await teach(service, 20)
@@ -625,6 +629,7 @@ async def test_a_version_answers_by_name_and_shows_what_it_learned_from(tmp_path
         assert await service.experiences(ExchangeQuery("rival", "default")) == []
 
 
+@pytest.mark.slow
 async def test_a_version_that_was_named_and_cannot_be_loaded_is_not_replaced_by_another(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
         await teach(service, 20)
@@ -718,7 +723,7 @@ async def test_killed_while_it_learns_it_goes_on(tmp_path: Path) -> None:
         assert (await urn.say(service, "x", "after")).reply.version == service.versions("acme").current != ""
 
 
-@pytest.mark.parametrize("file", ["replay.sqlite*", "adapters/acme/default/states.jsonl"])
+@pytest.mark.parametrize("file", quick(["replay.sqlite*", "adapters/acme/default/states.jsonl"]))
 async def test_what_is_gone_is_said_and_learning_goes_on_from_what_is_left(tmp_path: Path, file: str) -> None:
     async with serving(tmp_path, JAM) as service:
         await teach(service, 12)
@@ -738,8 +743,8 @@ async def test_what_is_gone_is_said_and_learning_goes_on_from_what_is_left(tmp_p
         assert gradient_steps_of(mine.current) > gradient_steps_of(live)
 
 
-@pytest.mark.parametrize("adapter", ["default", "mail"])
-@pytest.mark.parametrize("gone", ["adapters", "adapters/acme/{}", "adapters/acme/{}/versions"])
+@pytest.mark.parametrize("adapter", quick(["default", "mail"], "mail"))
+@pytest.mark.parametrize("gone", quick(["adapters", "adapters/acme/{}", "adapters/acme/{}/versions"]))
 async def test_adapters_that_are_gone_are_said_to_be_and_those_that_were_deleted_are_not(
     tmp_path: Path, gone: str, adapter: str
 ) -> None:
@@ -760,7 +765,7 @@ async def test_adapters_that_are_gone_are_said_to_be_and_those_that_were_deleted
         assert service.versions("acme", adapter).current
 
 
-@pytest.mark.parametrize("is_last", [True, False])
+@pytest.mark.parametrize("is_last", quick([True, False]))
 async def test_garbage_in_a_log_costs_its_last_line_or_is_said_to_close_the_adapter(tmp_path: Path, is_last: bool) -> None:
     async with serving(tmp_path, JAM) as service:
         await teach(service, 12)
@@ -780,6 +785,7 @@ async def test_garbage_in_a_log_costs_its_last_line_or_is_said_to_close_the_adap
         assert (await urn.say(service, "x", "again")).reply.version == service.versions("acme").current
 
 
+@pytest.mark.slow
 async def test_a_damaged_version_is_withdrawn(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
         await teach(service, 20)
@@ -811,6 +817,7 @@ def test_engine_and_learner_must_share_their_base(tmp_path: Path) -> None:
         Service(urn.UrnEngine(), learner, replay, tmp_path)
 
 
+@pytest.mark.slow
 async def test_chats_go_on_while_versions_change(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
         service.engine.pause = 0.001
@@ -921,6 +928,7 @@ async def test_an_engine_that_is_away_for_a_while_is_no_reason_to_go_back(
         assert (await urn.say(service, "x", "two")).reply.version == live
 
 
+@pytest.mark.slow
 async def test_what_answers_is_not_deleted_and_what_is_deleted_stays_so(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
         await teach(service, 12)

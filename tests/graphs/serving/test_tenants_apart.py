@@ -10,6 +10,7 @@ import pytest
 import urn
 from claas_settings import OPEN_GATE, changed
 from urn_service import idle, serving, teach, turns
+from variants import quick
 from waiting import until
 
 from learngraph.graphs.serving import learning_task
@@ -86,7 +87,7 @@ async def test_a_job_that_is_asked_for_during_a_run_gets_its_own(tmp_path: Path)
         assert (told["state"], told["taken"]) == ("done", 2)
 
 
-@pytest.mark.parametrize("damage", ["log", "record"])
+@pytest.mark.parametrize("damage", quick(["log", "record"]))
 async def test_damaged_files_of_one_tenant_stop_only_that_tenant(tmp_path: Path, damage: str) -> None:
     async with serving(tmp_path) as service:
         for tenant in ("acme", "bob"):
@@ -158,6 +159,7 @@ async def made(service: Service) -> str:
     return service.versions("acme").write(folder, 999, "", urn.BASE)
 
 
+@pytest.mark.slow
 async def test_a_disk_that_is_full_uses_no_feedback_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a library says so in an error of its own."""
     safetensors = pytest.importorskip("safetensors")

@@ -31,6 +31,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 from studio_runs import play_run
 from typing_extensions import TypedDict
+from variants import quick
 from waiting import PATIENCE
 
 import learngraph
@@ -364,6 +365,7 @@ def test_a_graph_of_asynchronous_nodes_is_walked() -> None:
     assert current(seen)["note"] == "at the end"
 
 
+@pytest.mark.slow
 def test_what_memory_was_told_is_shown_and_a_what_if_is_kept_or_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -623,7 +625,7 @@ def test_a_link_with_a_key_of_ones_own_holds_after_a_restart(
             studio(["new.mmd", "--no-browser"])
 
 
-@pytest.mark.parametrize("target", ["agent.mmd", "./my_studio_own.py:graph"])
+@pytest.mark.parametrize("target", quick(["agent.mmd", "./my_studio_own.py:graph"], "./my_studio_own.py:graph"))
 def test_any_node_of_the_catalogue_is_put_into_a_drawing_of_ones_own(target: str, app_folder: Path) -> None:
     (app_folder / "my_studio_own.py").write_text(APP)
     drawing = open_studio(StudioOptions(target, model="pocket")).drawing
@@ -839,6 +841,7 @@ number = 3
 """
 
 
+@pytest.mark.slow
 def test_a_graph_of_the_users(app_folder: Path) -> None:
     (app_folder / "my_studio_app.py").write_text(APP)
     for name in ("graph", "builder", "make"):

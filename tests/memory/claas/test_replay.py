@@ -560,6 +560,7 @@ def test_the_youngest_age_is_that_of_the_newest_version_with_feedback(tmp_path: 
         assert replay.adapters() == [("acme", "default")]
 
 
+@pytest.mark.slow
 @of_files
 def test_a_lease_does_not_read_all_that_waits(tmp_path: Path) -> None:
     """The work of SQLite (instructions, in hundreds) for a lease of 4, with 100 and with 1,000 ready records."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from variants import quick
 
 from learngraph.memory.search import similarity
 from learngraph.memory.search.similarity import (
@@ -60,7 +61,7 @@ def zipf_rows(count: int, vocabulary: int, length: int, seed: int) -> list[list[
     return rows.tolist()
 
 
-@pytest.mark.parametrize(("vocabulary", "length"), [(2_000, 40), (40, 20), (300, 300)])
+@pytest.mark.parametrize(("vocabulary", "length"), quick([(2_000, 40), (40, 20), (300, 300)], 300))
 def test_index_equals_brute_force_where_it_leaves_frequent_tokens_out(vocabulary, length):
     """Enough rows for every shortcut to be taken; texts of 300 tokens overlap by more than a byte can count."""
     rows = zipf_rows(20_000 if length < 100 else 3_000, vocabulary, length, seed=vocabulary)

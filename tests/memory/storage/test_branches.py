@@ -10,6 +10,7 @@ from langgraph.graph import START, StateGraph
 from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 from typing_extensions import TypedDict
+from variants import quick
 
 import learngraph
 from learngraph.graphs import training_free_grpo
@@ -56,7 +57,7 @@ class Real:
         return self.steps.read_bytes(), self.records.all()
 
 
-@pytest.mark.parametrize("method", BUILD)
+@pytest.mark.parametrize("method", quick(BUILD))
 def test_a_fork_that_ends_first_or_last_changes_nothing_that_is_remembered(method: str, tmp_path: Path) -> None:
     real = Real(method, tmp_path)
     before = real.remembered()

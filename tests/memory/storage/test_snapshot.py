@@ -83,7 +83,9 @@ def from_snapshot(memory: Experiences) -> bool:
     return any(one.saved > 0 for one in memory._scopes.values())
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 12))])
+@pytest.mark.parametrize(
+    "seed", [0, pytest.param(1, marks=pytest.mark.slow), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 12))]
+)
 def test_answers_are_those_of_a_memory_made_anew_whatever_was_written(tmp_path: Path, seed: int) -> None:
     """Random additions, changed rewards, prunes and reopenings; the answers to random questions stay equal."""
     draw, number, used = Random(seed), 0, 0

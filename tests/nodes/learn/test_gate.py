@@ -6,6 +6,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from variants import quick
 
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import ChatRequest, Exchange, Feedback, Measured, Reply
@@ -83,7 +84,7 @@ def rewards_of(draw: Random, p: float, n: int) -> list[float]:
     return [1.0 if draw.random() < p else -1.0 for _ in range(n)]
 
 
-@pytest.mark.parametrize("p", [0.5, 0.7, 0.9])
+@pytest.mark.parametrize("p", quick([0.5, 0.7, 0.9]))
 def test_looking_after_every_reward_seldom_sees_a_fall_where_there_is_none(p: float) -> None:
     """64 looks in a row, as the service takes them: the bound of a single look gave 11 to 65 % of false withdrawals."""
 

@@ -120,6 +120,7 @@ def test_the_current_library_is_played_afresh_and_pools_what_it_earned_since_it_
     assert [p.task for p in Accept(SameLessonsShown(versions()))(state(probes=failed))["incumbent_probes"]] == ["b"]
 
 
+@pytest.mark.slow
 def test_default_settings_accept_a_library_that_is_ten_points_worse_less_than_one_time_in_twenty() -> None:
     """Played by the accept test itself, on problems of different difficulty: 300 candidates that are worse by 0.1 in the mean."""
     defaults = TrainingFreeGRPO()

@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import children, folders
+from variants import quick
 from waiting import PATIENCE, has_ended, until, wait_at_random, wait_until
 
 from learngraph.memory.errors import UserError
@@ -170,6 +171,7 @@ def test_equal_sessions_draw_equal_numbers() -> None:
     assert drawn[0] == drawn[1] != drawn[2]
 
 
+@pytest.mark.slow
 def test_numpy_and_sympy_can_be_imported(session: Interpreter) -> None:
     for name in ("numpy", "sympy", "scipy"):
         pytest.importorskip(name)
@@ -291,17 +293,21 @@ def test_a_loop_is_stopped_where_it_is_and_the_next_cell_is_told() -> None:
 
 @pytest.mark.parametrize(
     "code",
-    [
-        "import threading\nthreading.Event().wait()",
+    quick(
+        [
+            "import threading\nthreading.Event().wait()",
+            "10 ** 10 ** 10 % 7",
+            "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
+            "import signal\nfor n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP): signal.signal(n, signal.SIG_IGN)\nwhile True: pass",
+            "while True: print('x' * 10000)",
+            "import os, signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\nwhile True: pass",
+            "import threading\ndef f():\n    while True: pass\nfor _ in range(4): threading.Thread(target=f).start()\nwhile True: pass",
+            "import os\nos.setpgid(0, 0) if os.getpid() != os.getsid(0) else None\nwhile True: pass",
+            "import os\nos.kill(os.getpid(), 19)",
+        ],
         "10 ** 10 ** 10 % 7",
-        "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
-        "import signal\nfor n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP): signal.signal(n, signal.SIG_IGN)\nwhile True: pass",
-        "while True: print('x' * 10000)",
-        "import os, signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\nwhile True: pass",
-        "import threading\ndef f():\n    while True: pass\nfor _ in range(4): threading.Thread(target=f).start()\nwhile True: pass",
-        "import os\nos.setpgid(0, 0) if os.getpid() != os.getsid(0) else None\nwhile True: pass",
         "import os\nos.kill(os.getpid(), 19)",
-    ],
+    ),
 )
 def test_nothing_keeps_a_cell_from_being_stopped(session: Interpreter, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GRACE_SECONDS", 0.05)
@@ -695,6 +701,7 @@ FORGED = [
 ]
 
 
+@pytest.mark.slow
 def test_forged_answers_cost_a_session_its_variables_at_most() -> None:
     for body in FORGED:
         with Interpreter(seconds=PATIENCE) as session:
@@ -819,6 +826,7 @@ async def test_closing_in_the_loop_of_a_running_cell_does_not_wait_for_it() -> N
     assert (await running).status == "died"
 
 
+@pytest.mark.slow
 def test_a_forgotten_session_is_swept_up() -> None:
     before = children()  # of other tests of this process
     session = Interpreter()

@@ -84,6 +84,7 @@ def test_the_file_holds_1362_puzzles_once_each() -> None:
     assert all(len(puzzle) == 4 and sorted(puzzle) == list(puzzle) and 1 <= puzzle[0] <= puzzle[3] <= 13 for puzzle in PUZZLES)
 
 
+@pytest.mark.slow
 def test_splits_share_no_puzzle_and_none_is_a_demonstration() -> None:
     splits = {
         split: [ENV.puzzle(ENV.task(n, split)) for n in range(count)]

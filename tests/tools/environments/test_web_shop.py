@@ -340,6 +340,7 @@ def test_a_catalogue_is_what_its_seed_says() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_reward_can_tell_the_options_and_qualities_of_a_product_apart() -> None:
     for product in draw_shop(1000).products:
         values = [value for _, values in product.options for value, _ in values]

@@ -92,6 +92,7 @@ def test_any_call_and_one_at_most(writer: LocalChatModel) -> None:
     assert {len(bound.invoke("where?", seed=seed).tool_calls) for seed in range(5)} == {1}
 
 
+@pytest.mark.slow
 def test_a_model_that_may_call_writes_text_and_then_a_call_that_is_held_to_its_schema(writer: LocalChatModel) -> None:
     wrong = 'Well. <tool_call>\n{"name": "resolve", "arguments": {"action": "repaint", "urgent": true}}\n</tool_call>'
     learn_by_heart(writer, (writer.chat_ids([{"role": "user", "content": "broken"}], functions(*[resolve, search])), wrong))

@@ -14,6 +14,7 @@ import pytest
 import torch
 from chats import HERMES, learn_by_heart
 from langchain_core.messages import HumanMessage
+from variants import quick
 from waiting import PATIENCE, let_others_run, until
 
 from learngraph.memory.errors import AdapterError, EngineFailed, Unavailable, UserError, VersionNotLoaded, WindowError
@@ -429,7 +430,7 @@ async def test_adapters_that_do_not_fit(engine: LocalEngine, tiny: str, tmp_path
     assert (await reply(engine, ask("hello"))).version == ""
 
 
-@pytest.mark.parametrize("kind", ["Qwen2", "GPT2"])
+@pytest.mark.parametrize("kind", quick(["Qwen2", "GPT2"], "GPT2"))
 async def test_other_architectures(
     checkpoint: Callable[..., str], tmp_path: Path, kind: str, start: Callable[..., LocalEngine]
 ) -> None:
@@ -687,6 +688,7 @@ def test_a_thought_is_kept_apart_while_the_text_grows(tiny: str, kind: Any, text
     assert (spoken.thoughts, spoken.text) == (thought, visible)
 
 
+@pytest.mark.slow
 async def test_thinking_is_switched_off_in_the_template_or_kept_apart(
     checkpoint: Callable[..., str], start: Callable[..., LocalEngine]
 ) -> None:
@@ -714,7 +716,7 @@ async def test_thinking_is_switched_off_in_the_template_or_kept_apart(
         assert "".join(entry["token"] for piece in pieces for entry in piece.logprobs) == text
 
 
-@pytest.mark.parametrize("good", [True, False])
+@pytest.mark.parametrize("good", quick([True, False]))
 async def test_a_model_that_calls_a_tool(checkpoint: Callable[..., str], good: bool, start: Callable[..., LocalEngine]) -> None:
     """A model is taught one reply by heart."""
     model = LocalChatModel(model=checkpoint(max_position_embeddings=1024))
@@ -972,6 +974,7 @@ async def test_prompts_are_read_tenants_in_turn(engine: LocalEngine, monkeypatch
     assert order[:6].count("rival") == 2
 
 
+@pytest.mark.slow
 async def test_turns_change_no_reply(tiny: str) -> None:
     """The same request and seed: the same reply, alone or while tenants take turns."""
     engine = LocalEngine(LocalChatModel(model=tiny), max_streams=8)

@@ -84,6 +84,7 @@ def test_in_bfloat16_replies_share_the_attention_and_stay_near_what_each_is_alon
     assert (together - torch.stack(plain)).abs().max() < 0.3
 
 
+@pytest.mark.slow
 def test_a_sequence_with_broken_numbers_breaks_no_later_one_in_its_slot(network: PackedNetwork) -> None:
     good = KVCache()
     network([SequenceInput(good, [1, 2, 3])])

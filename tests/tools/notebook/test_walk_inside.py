@@ -18,6 +18,7 @@ from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Command, Send, interrupt
 from typing_extensions import TypedDict
+from variants import quick
 
 from learngraph.graphs import training_free_grpo
 from learngraph.graphs.wiring.inputs import MethodInputs
@@ -158,7 +159,7 @@ def move(walk: Walk, do: str, **more: Any) -> None:
     getattr(walk, do)(**more)
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", quick(range(24), *range(6)))
 def test_a_fork_ends_as_its_moves_do_alone_whatever_others_did(seed: int) -> None:
     rng, depth = random.Random(seed), 1 + seed % 2
     walks = [(start(logging(depth, InMemorySaver()), {"x": 0, "log": []}), list[dict[str, Any]]())]

@@ -125,6 +125,7 @@ def test_the_base_wins_a_quarter_to_a_third_of_the_stream(loaded: tuple[Any, Any
     assert 0.17 <= sum(held) / len(held) <= 0.43
 
 
+@pytest.mark.slow
 def test_feedback_behind_the_message_is_used(loaded: tuple[Any, Any]) -> None:
     played = guard.play_scenarios(*loaded, hierarchy.scenario_stream(), seed=2)
     lost = [one for one in played if not one.turns[0].verdict.reward]

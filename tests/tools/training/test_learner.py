@@ -15,6 +15,7 @@ import torch
 from claas_settings import make_objective
 from minibatches import StoredVersions
 from safetensors.torch import load_file, save_file
+from variants import quick
 
 from learngraph.memory.claas.settings import LoRA
 from learngraph.memory.errors import UserError
@@ -221,6 +222,7 @@ def test_rewards_are_compared_with_the_batch_or_with_their_family(learner: Make,
     assert "all rewards are alike" in take_step(apart, lot).skipped
 
 
+@pytest.mark.slow
 def test_rewards_with_the_same_text_use_both(learner: Make, pocket: LocalChatModel) -> None:
     """The arm `RL + feedback`: rewards that are all alike say nothing, the text still does."""
     lot = minibatch([exchange(pocket, said(pocket, word), Feedback(-1.0, "take take take take"), n)
@@ -272,7 +274,7 @@ def test_kl_in_the_reward_is_that_of_the_drawn_tokens_by_hand(
         assert sample.advantage.tolist() == pytest.approx([(g - mean) / std for g in each], abs=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["reinforce", "ppo"])
+@pytest.mark.parametrize("kind", quick(["reinforce", "ppo"], "ppo"))
 def test_kl_in_the_reward_leads_back_to_the_base_model(learner: Make, pocket: LocalChatModel, kind: str) -> None:
     """Replies with the same reward teach nothing by themselves; with beta the less a version differs from the base, the better."""
     words = [exchange(pocket, said(pocket, word), Feedback(1.0), n) for n, word in enumerate(("take", "read", "put", "open"))]
@@ -301,7 +303,7 @@ def said(model: LocalChatModel, word: str) -> Reply:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"kind": "reinforce", "updates_per_batch": 2}, {"kind": "ppo"}, {"kind": "sdpo"}], ids=str
+    "settings", quick([{"kind": "ppo"}, {"kind": "reinforce", "updates_per_batch": 2}, {"kind": "sdpo"}]), ids=str
 )
 def test_the_same_step_makes_the_same_version_whatever_was_learned_in_between(
     learner: Make, shelf: StoredVersions, small: Minibatch, settings: dict[str, Any]
@@ -434,6 +436,7 @@ def test_the_limits_of_a_step_read_what_was_served_and_not_the_corrections(learn
     assert done.kl == pytest.approx(teaching.measure(done.version, lot.exchanges).kl, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_teachers_lag_behind_as_asked(learner: Make, shelf: StoredVersions, small: Minibatch) -> None:
 
     def steps(count: int, **settings: Any) -> list[Path]:
@@ -461,6 +464,7 @@ def contents_of(path: Path) -> dict[str, list[float]]:
     return {name: tensor.flatten().tolist() for name, tensor in load_file(path).items()}
 
 
+@pytest.mark.slow
 def test_the_loss_may_change_from_step_to_step(learner: Make, small: Minibatch) -> None:
     label = ""
     for step, loss in enumerate(("ppo", "ppo", "reinforce", "sdpo", "ppo"), 1):
@@ -622,6 +626,7 @@ def test_by_the_papers_prompt_every_judged_reply_teaches(learner: Make, pocket: 
     assert shown[1] == f"An earlier answer to this was:\ntake lamp\n\nWhat was said of that answer:\ntoo short\n\n{ask}"
 
 
+@pytest.mark.slow
 def test_by_default_words_teach_and_numbers_teach(learner: Make, shelf: StoredVersions, pocket: LocalChatModel) -> None:
     """Praise without words, criticism in words alone, a reply at temperature 0 with words: nothing is left out. Without words the
     default does what REINFORCE++ does."""

@@ -122,6 +122,7 @@ def test_heads_may_be_wider_than_hidden_by_heads(wide: LocalChatModel, tmp_path:
 # Moments
 
 
+@pytest.mark.slow
 def test_moments_do_not_outlive_the_weights_they_belong_to(pocket: LocalChatModel, tmp_path: Path) -> None:
     """Back to the base model, and the adapter removed and made again: what is learned next is what a learner that never learned
     anything makes of the same minibatch, moments and all, to the byte."""

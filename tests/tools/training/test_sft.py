@@ -99,6 +99,7 @@ def test_a_seed_decides_everything(tiny: str, tmp_path: Path) -> None:
     assert weights[0] == weights[1] != weights[2]
 
 
+@pytest.mark.slow
 def test_examples_longer_than_the_window_are_counted_and_left_out(
     model: LocalChatModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -128,6 +129,7 @@ def test_a_folder_that_is_there_is_left_alone(model: LocalChatModel, tmp_path: P
         sft.train(CHATS, model, QUICK, tmp_path / "file" / "out")
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_leaves_nothing(model: LocalChatModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
