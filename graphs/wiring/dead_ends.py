@@ -156,7 +156,9 @@ def _parted(wiring: Wiring) -> dict[str, Finding]:
             past = closure("START", [arrow for arrow in arrows if arrow[0] != source])
             behind = [{one.target for one in outcomes if name in closure(one.target, arrows)} for name in edge.join]
             is_once = all(source not in closure(one.target, arrows) for one in outcomes)
-            is_chosen = past.isdisjoint(edge.join) and all(returns_literal(unwrap(one.path)) for one in wiring.routers[source])
+            is_chosen = past.isdisjoint(edge.join) and [
+                returns_literal(unwrap(one.path)) for one in wiring.routers[source]
+            ] == [True]
             if is_once and is_chosen and all(behind) and not set.intersection(*behind):
                 names = " and ".join(f"'{name}'" for name in edge.join)
                 said = (

@@ -198,7 +198,7 @@ def _assemble(builder: Builder, wiring: Wiring) -> Builder:
             if wiring.kind(edge) == "plain" and not edge.join:
                 builder.add_edge(start, ENDS.get(edge.target, edge.target))
         for router in wiring.routers.get(source, ()):
-            chosen = [edge for edge in arrows if wiring.branching(edge) is router]
+            chosen = [edge for edge in arrows if wiring.kind(edge) == "outcome" and arrow_label(edge) in router.outcomes]
             leads = {router.outcomes[arrow_label(edge)]: ENDS.get(edge.target, edge.target) for edge in chosen}
             if leads:
                 builder.add_conditional_edges(start, router.path, leads)

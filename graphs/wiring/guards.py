@@ -5,7 +5,8 @@ of the node's branches, and what a branch decided to that branch's writer; the g
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -15,8 +16,10 @@ from langgraph.pregel._write import ChannelWrite, ChannelWriteEntry
 from langgraph.types import Command, Send
 
 from ...memory.errors import did_you_mean
+from ...nodes.channels import node_channels
+from .arrows import unwrap
 from .mermaid import FlowError
-from .node_errors import ends_here
+from .node_errors import ends_here, explain_key
 
 __all__ = []
 
@@ -43,6 +46,12 @@ class Arrows:
     """True if a node of Commands may return none, and so end."""
     joins: Collection[str] = ()
     """Channels of the joins that learn when an arrow to END is taken."""
+    is_lent: bool = False
+    """True for a node of a compiled graph."""
+    state: Collection[str] = ()
+    """Names of the state's channels."""
+    inputs: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """Target of its arrows -> the channels that it reads, for those whose types say so."""
 
     def end_marks(self) -> list[ChannelWriteEntry]:
         """Writes by which the joins learn that an arrow to END is taken: from then on the run may end although members have not come."""
@@ -74,6 +83,17 @@ class Arrows:
                 f"a Send of '{a}' leads to '{target}', and so does its plain arrow: it would run once for each. Draw "
                 f"'{a} -.-> {target}' in place of '{a} --> {target}'"
             )
+
+    def check_piece(self, send: Send) -> None:
+        """Refuse a piece of work with a channel that its node does not read, but one much like it.
+
+        Raises:
+            FlowError: says which.
+        """
+        reads = self.inputs.get(send.node, ())
+        for name in send.arg if isinstance(send.arg, Mapping) and reads else ():
+            if name not in reads and (hint := did_you_mean(str(name), set(reads) - send.arg.keys())):
+                raise FlowError(f"the fan-out of '{self.source}' hands '{send.node}' `{name}`, which it does not read{hint}")
 
     def check_commands(self, returned: Any) -> bool:
         """Refuse Commands and Sends that a node returned past the arrows; True if it takes an arrow to END."""
@@ -130,12 +150,35 @@ class DrawnBranch(BranchSpec):
             for packet in packets:
                 if isinstance(packet, Send):
                     self.arrows.check_send(packet.node)
+                    self.arrows.check_piece(packet)
                     given = f"fan_outs={{'{source}': a function that returns Sends to nodes that are drawn}}"
                     self.arrows.check(packet.node, "a Send", f"Draw '{source} -.-> {packet.node}', or give {given}")
             to_end = not static and (END in packets if packets else END in self.arrows.targets)
             return [*writer(packets, static), *(self.arrows.end_marks() if to_end else ())]
 
         return super().run(write, reader)
+
+    def _route(self, input: Any, config: RunnableConfig, *, reader: Any, writer: Any) -> Any:
+        with self._explaining(input, config, reader):
+            return super()._route(input, config, reader=reader, writer=writer)
+
+    async def _aroute(self, input: Any, config: RunnableConfig, *, reader: Any, writer: Any) -> Any:
+        with self._explaining(input, config, reader):
+            return await super()._aroute(input, config, reader=reader, writer=writer)
+
+    def _explaining(self, input: Any, config: RunnableConfig, reader: Any) -> AbstractContextManager[None]:
+        which = f"the {'router' if self.arrows.is_routed else 'fan-out'} of '{self.arrows.source}'"
+        return explain_key(which, lambda: reader(config) if reader else input, self.arrows.state)
+
+    def _finish(self, writer: Any, input: Any, result: Any, config: RunnableConfig) -> Any:
+        is_several = isinstance(result, list | tuple) and len(result) > 1 and not any(isinstance(one, Send) for one in result)
+        if is_several and self.ends and not self.arrows.is_lent:
+            a = self.arrows.source
+            raise FlowError(
+                f"the router of '{a}' returned {result!r:.60}, and a router chooses one label. To start several nodes, let '{a}' return "
+                f"Command(goto=[...]), or give fan_outs={{'{a}': a function that returns Sends}}"
+            )
+        return super()._finish(writer, input, result, config)
 
 
 class ReturnGuard(DrawnBranch):
@@ -185,6 +228,7 @@ def guard_arrows(
     branches = builder.branches[source]
     must_lead = len(kinds) == len(branches) == 1 and END not in targets and not may_stop
     is_lent = getattr(getattr(builder.nodes.get(source), "runnable", None), "is_lent", False)
+    read = {name: node_channels(unwrap(builder.nodes[name])) for name in targets if name in builder.nodes}
     arrows = Arrows(
         "START" if source == START else source,
         targets,
@@ -194,6 +238,9 @@ def guard_arrows(
         always=() if may_stop or is_lent else always,
         may_rest="command" in kinds and END in targets,
         joins=joins,
+        is_lent=may_stop or is_lent,
+        state=builder.channels.keys(),
+        inputs={name: one.reads for name, one in read.items() if not one.may_read_more},
     )
     for name, spec in branches.items():
         branches[name] = _guarded(

@@ -332,7 +332,12 @@ class MethodInputs(ArgumentCheck):
             layout: layout of earlier attempts, which the running one follows; `layout()` if not given.
             brief: the method's part of the system message.
             max_steps: steps of the episode that are shown at most; None: as many as fit.
+
+        Raises:
+            UserError: a part is given twice.
         """
+        if twice := next((part for n, part in enumerate(show) if part in show[:n]), None):
+            raise UserError(f"the prompt would show {type(twice).__name__} twice; give each part once")
         return EpisodePrompt(
             journal=self.journal,
             show=show,

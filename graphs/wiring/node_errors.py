@@ -1,6 +1,6 @@
 """The parts, arguments and updates of a graph's nodes where they are wrong: in words, in place of an error from within LangGraph."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import fields, is_dataclass
@@ -40,12 +40,12 @@ class ReadingNode(RunnableCallable):
 
     def invoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
         """The update that the node returns."""
-        with self._explaining(input):
+        with explain_key(f"'{self.name}'", lambda: input, self.channels):
             return self._checked(super().invoke(input, config, **kwargs), config)
 
     async def ainvoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
         """The update that the node returns."""
-        with self._explaining(input):
+        with explain_key(f"'{self.name}'", lambda: input, self.channels):
             return self._checked(await super().ainvoke(input, config, **kwargs), config)
 
     def _checked(self, returned: Any, config: Any) -> Any:
@@ -82,23 +82,24 @@ class ReadingNode(RunnableCallable):
                 raise FlowError(f"'{self.name}' writes `{name}`, which is no channel of the state{hint}")
         return returned
 
-    @contextmanager
-    def _explaining(self, state: Any) -> Iterator[None]:
-        """Raise an `InputError` in place of a KeyError where the state lacks the key."""
-        try:
-            yield
-        except KeyError as error:
-            key = error.args[0] if error.args else None
-            if not isinstance(key, str) or not isinstance(state, Mapping) or key in state:
-                raise
-            hint = did_you_mean(key, self.channels)
-            if key in self.channels:
-                said = "which nothing has written: give it in the input, or draw a node before that writes it"
-            elif hint:
-                said = f"which is no channel of the state{hint}"
-            else:
-                raise
-            raise InputError(f"'{self.name}' reads `{key}`, {said}; it was given {list_names(state)}") from error
+
+@contextmanager
+def explain_key(reader: str, state: Callable[[], Any], channels: Collection[str]) -> Iterator[None]:
+    """A context in which a node or a router reads its state: an `InputError` in place of a KeyError where the state lacks the key."""
+    try:
+        yield
+    except KeyError as error:
+        key, given = error.args[0] if error.args else None, state()
+        if not isinstance(key, str) or not isinstance(given, Mapping) or key in given:
+            raise
+        hint = did_you_mean(key, channels)
+        if key in channels:
+            said = "which nothing has written: give it in the input, or draw a node before that writes it"
+        elif hint:
+            said = f"which is no channel of the state{hint}"
+        else:
+            raise
+        raise InputError(f"{reader} reads `{key}`, {said}; it was given {list_names(given)}") from error
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """What `check` tells at once: mistakes of several kinds in one drawing, and joins that would wait for ever."""
 
+import asyncio
 import re
 from collections.abc import Sequence
 from operator import add
@@ -10,12 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from langgraph.errors import GraphRecursionError
-from langgraph.graph import StateGraph
+from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, Send
 from typing_extensions import TypedDict
 
 from learngraph.graphs.wiring import flow
-from learngraph.graphs.wiring.flow import FlowError, check, rewire, wire
+from learngraph.graphs.wiring.flow import FlowError, check, rewire, to_mermaid, wire
+from learngraph.graphs.wiring.inputs import MethodInputs
+from learngraph.memory.errors import UserError
+from learngraph.tools.environments.catalogue import open_environment
 
 
 class Question(TypedDict):
@@ -252,3 +256,76 @@ def test_no_run_ends_after_a_decision_that_is_told_to_starve_a_join(seed: int) -
     for _ in range(6):
         ran = drawn.ran()
         assert not (ran and (drawn.taken & decisions or is_sure or ran & starved)), (drawn.flow, joins)
+
+
+class Extra(TypedDict):
+    zz: str
+
+
+def choose_by_extra(state: Extra) -> Literal["again", "over"]:
+    return "over" if state["zz"] else "again"
+
+
+def choose_both(state: Any) -> Literal["again", "over"]:
+    return ["again", "over"]  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("router", "says"),
+    [
+        (choose_by_extra, r"the router of 'answer' reads `zz`, which nothing has written: .*; it was given"),
+        (choose_both, r"the router of 'answer' returned \['again', 'over'\], and a router chooses one label. To start several"),
+    ],
+)
+def test_what_a_router_does_wrong_is_a_sentence_when_it_runs(router: Any, says: str) -> None:
+    text = "flowchart LR\n START --> answer\n answer -->|again| answer\n answer -->|over| END"
+    graph = wire(builder(), text, {"answer": lambda state: {"answer": "x"}}, {"answer": router}).compile()
+    for run in (lambda: graph.invoke({"question": "?"}), lambda: asyncio.run(graph.ainvoke({"question": "?"}))):
+        with pytest.raises(UserError, match=says):
+            run()
+
+
+def ask(state: Question) -> Any:
+    return {"draft": "x"}
+
+
+@pytest.mark.parametrize(
+    ("node", "key", "is_told"), [(ask, "qestion", True), (ask, "other", False), (anything, "qestion", False)]
+)
+def test_a_misspelt_channel_of_a_piece_of_work_is_told(node: Any, key: str, is_told: bool) -> None:
+    """A node without types may read anything."""
+    text, spread = "flowchart LR\n START --> spread -.-> ask --> END", [{key: "x"}]
+    graph = wire(
+        StateGraph(State), text, {"spread": anything, "ask": node}, fan_outs={"spread": lambda state: spread}
+    ).compile()
+    if is_told:
+        says = "the fan-out of 'spread' hands 'ask' `qestion`, which it does not read; did you mean question"
+        with pytest.raises(FlowError, match=re.escape(says)):
+            graph.invoke({"question": "?"})
+    else:
+        graph.invoke({"question": "?"})
+
+
+def b_or_c(state: Any) -> Literal["b", "c"]:
+    return "b"
+
+
+def c_or_end(state: Any) -> Literal["c", "__end__"]:
+    return "c"
+
+
+def test_two_routers_of_one_node_survive_their_drawing() -> None:
+    native = StateGraph(Counted)
+    for name in "abc":
+        native.add_node(name, lambda state, name=name: {"seen": [name]})
+    native.add_edge(START, "a").add_conditional_edges("a", b_or_c).add_conditional_edges("a", c_or_end)
+    graph = native.add_edge("b", END).add_edge("c", END).compile()
+    assert check(to_mermaid(graph), graph) == []
+    assert rewire(graph, to_mermaid(graph)).invoke({"seen": []}) == graph.invoke({"seen": []}) == {"seen": ["a", "b", "c"]}
+
+
+def test_a_part_of_a_prompt_is_given_once() -> None:
+    inputs = MethodInputs(open_environment("toy"))
+    part = inputs.node("AttemptsPart")
+    with pytest.raises(UserError, match="the prompt would show AttemptsPart twice; give each part once"):
+        inputs.episode_prompt(part, inputs.node("StrategyPart"), part)
