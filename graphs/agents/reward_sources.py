@@ -119,5 +119,7 @@ def judge_source(judge: Callable[..., Any]) -> RewardSource:
 def rating_text(rating: Rating) -> str:
     """A rating in words, in one line."""
     given = "no reward" if rating.reward is None else f"reward {rating.reward:g}"
+    if len(rating.readers) > 1:
+        given += f", the low median of {len(rating.readers)} readers"
     unlearned = "".join(f"; the words of {name} are not learned: the feedback {why}" for name, why in rating.unlearned.items())
     return f"{rating.source} gave it {given}{': ' * bool(rating.words)}{' '.join(rating.words.split())}{unlearned}"

@@ -288,9 +288,9 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         source: str = "user",
         **scope: ScopeValue,
     ) -> Rating:
-        """Rate what the agent did in a thread since the feedback before this. Of the same turn, what was said last holds, field by field.
+        """Rate what the agent did in a thread since the feedback before this. Of the same turn, what a source said last holds, field by field.
 
-        It may come late, from another process, or never: a missing reward is not 0.
+        It may come late, from another process, or never: a missing reward is not 0. Of several sources' rewards the low median counts.
 
         Args:
             thread_id: the thread's id, as in the agent's config. Not given: that of the run, or the only thread of the scope.
@@ -298,7 +298,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             text: the same in words; methods that read words use them. Empty: the words said before are deleted.
             run_id: id of the run that ended the turn; the thread's last turn if not given.
             message_id: id of one of the agent's messages: its turn alone is rated, such as one branch of `Send`.
-            source: who decided.
+            source: who says so, such as a reader's name.
             scope: the values of the scope, as in the agent's runs: `tenant="acme"`; where `user=` names a value, that as well: then a
                 thread of another user is an error.
 
@@ -1044,7 +1044,7 @@ def rate_agents(
         text: as of `ScopedLearner.feedback`.
         run_id: id of the outer agent's run: the turns of all agents that it called are rated, and no others.
         message_id: id of the outer agent's reply under which a thumb stands: the same, each turn by itself.
-        source: who decided.
+        source: who says so.
         scope: the values of the scopes.
 
     Returns:

@@ -367,8 +367,8 @@ class ConversationStore:
     ) -> Rating:
         """Keep the feedback on a thread, and the trajectories that follow from it.
 
-        Of a turn that is rated again, what was said last holds, field by field: a comment does not take the reward back, nor the words of
-        another source.
+        Of a turn that is rated again, what a source said last holds, field by field: a comment does not take the reward back. Of the rewards
+        that the app has given, the low median counts.
 
         Args:
             reward: a finite number; None: only words.
@@ -393,9 +393,9 @@ class ConversationStore:
             about["for_others"] = has_reward or of_whole
             known = rating_to_change(conversation, given, rated, **about)
             source, text = clean_text(source), None if text is None else clean_text(text)
-            rating = replace(with_words(known, source, text, unlearned, has_reward=has_reward), at=at or known.at)
-            if has_reward:
-                rating = replace(rating if message_id else with_waiting(conversation, given, rating), reward=reward)
+            rating = replace(with_words(known, source, reward, text, unlearned, is_feedback=bool(at)), at=at or known.at)
+            if has_reward and not message_id:
+                rating = with_waiting(conversation, given, rating)
             rating = replace(rating, whole=at) if of_whole else rating
             if rating.reward is None and not rating.text and not rating.others:
                 raise UserError("feedback: give a reward, a text, or both; retract(thread_id) deletes a rating")

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from numbers import Real
+from statistics import median_low
 from typing import Any
 
 from ..errors import UserError
@@ -82,13 +83,15 @@ class Rating:
     text: str = ""
     """The words of its source."""
     source: str = "user"
-    """Who decided: `user`, or the name of a function or signal."""
+    """Whose reward counts: `user`, or the name of a function or signal."""
     others: dict[str, str] = field(default_factory=dict)
     """Source -> the words of others that have rated the same."""
     earlier: dict[str, float] = field(default_factory=dict)
-    """Source -> the reward that another has given before, the latest last: it holds again where the one that decided is taken back."""
+    """Source -> the newest reward of another one, which counts again where others are taken back."""
     unlearned: dict[str, str] = field(default_factory=dict)
     """Source -> the reason for which its words are not learned until a person lets them in."""
+    readers: tuple[str, ...] = ()
+    """The sources whose rewards the app has given: of several the low median counts, and no other source's."""
     is_single: bool = False
     """True: it is about that turn alone, not about what came before it."""
     at: str = ""
@@ -416,40 +419,58 @@ def with_waiting(conversation: Conversation, given: Sequence[Rating], rating: Ra
     return replace(rating, is_single=rating.is_single and is_alone)
 
 
-def with_words(rating: Rating, source: str, text: str | None, unlearned: str, *, has_reward: bool) -> Rating:
-    """A rating after a source has said something further, before its reward: who gave the reward has decided, whoever says something of it.
+def with_words(
+    rating: Rating, source: str, reward: float | None, text: str | None, unlearned: str, *, is_feedback: bool
+) -> Rating:
+    """A rating after a source has said something further.
 
     Args:
+        reward: in the place of the one that the source gave before; None: it gives none.
         text: the words, in the place of what the source said before; None: it says none.
         unlearned: the reason for which they are not learned; the same words that a person has let in are learned all the same.
-        has_reward: whether the source gives a reward.
+        is_feedback: whether it is feedback of the app.
     """
     words = {**rating.others, rating.source: rating.text}
     reasons = {name: why for name, why in rating.unlearned.items() if text is None or name != source}
     if unlearned and (words.get(source) != text or source in rating.unlearned):
         reasons[source] = unlearned
     words |= {} if text is None else {source: text}
-    decides = source if has_reward or rating.reward is None else rating.source
-    earlier = {name: kept for name, kept in rating.earlier.items() if name != decides}
-    if rating.reward is not None and decides != rating.source:
-        earlier[rating.source] = rating.reward
-    own, others = words.pop(decides, ""), {name: said for name, said in words.items() if said}
-    return replace(rating, text=own, source=decides, others=others, earlier=earlier, unlearned=reasons)
+    rewards = _rewards(rating, without=source) if reward is not None else _rewards(rating)
+    if reward is not None:
+        rewards[source] = reward
+        if is_feedback and source not in rating.readers:
+            rating = replace(rating, readers=(*rating.readers, source))
+    return _decided(rating, rewards, words, reasons, source)
 
 
 def without_source(rating: Rating, source: str) -> Rating | None:
     """The rating after one of its sources has taken back what it had said; None: nothing is left of it."""
-    earlier, words = dict(rating.earlier), {**rating.others, rating.source: rating.text}
-    earlier.pop(source, None)
-    words.pop(source, None)
-    decides = next(reversed(earlier), "") if source == rating.source else rating.source
-    reward = earlier.pop(decides, None) if source == rating.source else rating.reward
-    words = {name: said for name, said in words.items() if said}
-    if reward is None and not words:
+    words = {name: said for name, said in {rating.source: rating.text, **rating.others}.items() if said and name != source}
+    rewards = _rewards(rating, without=source)
+    if not rewards and not words:
         return None
-    decides = decides or next(iter(words))
     unlearned = {name: why for name, why in rating.unlearned.items() if name != source}
-    about: Any = {"text": words.pop(decides, ""), "others": words, "earlier": earlier, "unlearned": unlearned}
+    rest = replace(rating, readers=tuple(one for one in rating.readers if one != source))
+    return _decided(rest, rewards, words, unlearned, next(iter(words), ""))
+
+
+def _rewards(rating: Rating, without: str = "") -> dict[str, float]:
+    """Source -> its newest reward."""
+    given = rating.earlier if rating.reward is None else {**rating.earlier, rating.source: rating.reward}
+    return {name: reward for name, reward in given.items() if name != without}
+
+
+def _decided(
+    rating: Rating, rewards: dict[str, float], words: dict[str, str], unlearned: dict[str, str], speaker: str
+) -> Rating:
+    """The rating with the reward that counts of several: the low median of the readers', so that none of them turns what most say; the last
+    one where no reader has given any. Without a reward its source is the speaker."""
+    heard = {name: reward for name, reward in rewards.items() if name in rating.readers} or dict([*rewards.items()][-1:])
+    reward = median_low(heard.values()) if heard else None
+    decides = next((name for name in reversed(heard) if heard[name] == reward), speaker)
+    earlier = {name: given for name, given in rewards.items() if name != decides}
+    others = {name: said for name, said in words.items() if said and name != decides}
+    about: Any = {"text": words.get(decides, ""), "others": others, "earlier": earlier, "unlearned": unlearned}
     return replace(rating, reward=reward, source=decides, **about)
 
 

@@ -208,20 +208,27 @@ def test_each_turn_is_rated_once_also_where_the_last_one_is_made_anew() -> None:
     assert rated(learner) == {"t/1": ([REFUND, REPLACE], 1.0), "t/2": ([EXCHANGE], 0.0)}
 
 
-def test_the_reward_of_another_source_holds_again_where_one_is_taken_back() -> None:
-    learner = SynapseMiddleware(InMemoryStore())
+def test_of_several_readers_the_low_median_counts_and_a_reward_that_is_taken_back_no_more() -> None:
+    learner = SynapseMiddleware(InMemoryStore(), reward=lambda messages: 0.5)
     agent = make(learner)
     agent.invoke({"messages": "late"}, THREAD)
-    learner.feedback("t", reward=1.0, text="nice")
-    learner.feedback("t", reward=0.0, text="bad tone", source="qa")
-    assert "qa gave it reward 0: qa: bad tone; user: nice" in learner.explain("t")
-    learner.retract("t", source="qa")
+    assert [one.score for one in learner._conversations({}).trajectories.all()] == [0.5]
+    assert learner.feedback("t", reward=1.0, text="nice").reward == 1.0, "feedback comes before reward="
     assert "user gave it reward 1: nice" in learner.explain("t")
-    learner.feedback("t", reward=0.0, source="qa")
-    learner.retract("t")
-    assert learner.explain("t").endswith("qa gave it reward 0")
-    learner.retract("t", source="qa")
-    assert (rated(learner), "no conversation has feedback" in str(learner.status())) == ({}, True)
+    assert [learner.feedback("t", reward=reward, source=who).reward for who, reward in (("b", 1), ("c", 0), ("d", 0))] == [
+        1,
+        1,
+        0,
+    ]
+    learner.feedback("t", reward=1.0, text="right", source="d")
+    learner.feedback("t", text="bad tone", source="qa")
+    assert "d gave it reward 1, the low median of 4 readers: d: right; " in learner.explain("t")
+    assert "qa: bad tone" in learner.explain("t") and "user: nice" in learner.explain("t")
+    rewards = []
+    for who in ("qa", "b", "user", "d", "c"):
+        learner.retract("t", source=who)
+        rewards.append(learner._conversations({}).trajectories.all()[0].score)
+    assert rewards == [1.0, 1.0, 0.0, 0.0, 0.5]
 
 
 def test_a_run_that_an_event_begins_is_rated_by_itself_where_the_turn_before_was_rated() -> None:
