@@ -33,7 +33,7 @@ _SECRETS = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
     r"|\b(?:sk|pk|rk|ghp|gho|ghs|github_pat|glpat|xox[abprs]|hf)[-_][A-Za-z0-9_-]{16,}|\bAKIA[0-9A-Z]{16}\b|\bAIza[\w-]{35}"
     r"|\beyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{5,}|\b(?:Bearer|Basic)\s+[A-Za-z0-9+/_.=-]{16,}"
-    r"|(?<=://)[^\s/:@]+:[^\s/@]+(?=@)",
+    r"|(?<=://)[^\s/:@]*:[^\s/@]+(?=@)",
     re.DOTALL,
 )
 _NAMED = re.compile(r"(?i)\b((?:api[_ -]?key|secret|token)\b[\"']?\s*(?:[:=]|is\b)\s*[\"']?)([^\s\"',;]{6,})")
@@ -49,6 +49,12 @@ _PASSWORD = re.compile(
     r"|(?:(?<=\bmy password)\s+to)?\s+(?=\S*\d)(?=\S*[a-z])(?=\S{6})))([^\s\"'`,;:=][^\s\"'`,;]{3,})"
 )
 """A password after its name and `is`, without words such as `wrong`; or one of letters and digits right after its name."""
+_SETTING = re.compile(
+    r"(?i)(?<![\w-])((?:[\w-]{0,60}?(?:secret|token|pass(?:word|wd|phrase)|pwd|(?:api|access|account|secret|private|master|signing|encryption|auth)"
+    r"[_-]?key(?:[_-]?id)?)|(?:[\w-]{0,60}[_-])?(?:pass(?==)|pw)|(?:[\w-]{0,60}[_-]|(?<![a-z] ))pass)[\"']?\s*[:=]\s*[\"'`]?)"
+    rf"(?!{_NO_PASSWORD})(?:(?=\S*\d)(?=\S*[a-z])[^\s\"'`,;]{{6,}}|(?<==)[^\s\"'`,;]{{8,}})"
+)
+"""A setting whose name ends with the word for a secret, as `DB_PASSWORD=` and `"SecretAccessKey":`, with a value of letters and digits."""
 _PIN = re.compile(
     rf"(?i)\b((?:pin|otp|cvv|cvc|geheimzahl)(?:[ -]?(?:code|number|nummer))?\b[\"']?(?:{_IS}|\s+))\d{{3,12}}\b(?![.,:/-]\d)"
 )
@@ -237,7 +243,7 @@ def _learnable_steps(done: Sequence[Transition]) -> list[Transition | None]:
 
 @lru_cache(maxsize=8_192)
 def _redacted(text: str, pii: bool) -> str:
-    text = _NAMED.sub(r"\1[secret]", _SECRETS.sub("[secret]", text))
+    text = _NAMED.sub(r"\1[secret]", _SETTING.sub(r"\1[secret]", _SECRETS.sub("[secret]", text)))
     text = _PIN.sub(r"\1[secret]", _PASSWORD.sub(r"\1[secret]", text))
     text = _CARD.sub(lambda found: "[secret]" if _is_card(found[0]) else found[0], text)
     return _PII.sub("[private]", text) if pii else text

@@ -223,7 +223,8 @@ def test_of_several_readers_the_low_median_counts_and_a_reward_that_is_taken_bac
     learner.feedback("t", reward=1.0, text="right", source="d")
     learner.feedback("t", text="bad tone", source="qa")
     assert "d gave it reward 1, the low median of 4 readers: d: right; " in learner.explain("t")
-    assert "qa: bad tone" in learner.explain("t") and "user: nice" in learner.explain("t")
+    assert "qa: bad tone" in learner.explain("t")
+    assert "user: nice" in learner.explain("t")
     rewards = []
     for who in ("qa", "b", "user", "d", "c"):
         learner.retract("t", source=who)
