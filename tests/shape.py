@@ -14,11 +14,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_016, "tests": 73_307}
+LINES: Mapping[str, int] = {"source": 87_046, "tests": 73_343}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
-    "graphs/agents": 8_109,
+    "graphs/agents": 8_125,
     "graphs/baselines": 1_668,
     "graphs/cli": 2_957,
     "graphs/experiments": 7_677,
@@ -31,7 +31,7 @@ ROOMS: Mapping[str, int] = {
     "memory/claas": 2_825,
     "memory/conversations": 2_853,
     "memory/lessons": 1_332,
-    "memory/returns": 1_048,
+    "memory/returns": 1_059,
     "memory/search": 1_503,
     "memory/storage": 3_014,
     "nodes": 2_892,
@@ -39,7 +39,7 @@ ROOMS: Mapping[str, int] = {
     "nodes/evaluate": 861,
     "nodes/extract": 2_038,
     "nodes/learn": 1_562,
-    "nodes/retrieve": 2_187,
+    "nodes/retrieve": 2_190,
     "nodes/synthesize": 1_315,
     "nodes/update": 2_075,
     "tools/agent_tools": 1_393,

@@ -13,6 +13,8 @@ A capable model knows more than a memory of rewards does. So memory advises it f
     overrule   a decision that it did not propose is taken only where the turn has come exactly this far before, with the same
                decisions, and earned more there than what the model prefers, by two standard errors where it is certain
 
+Of a decision in a state the newest eight returns count, so that a changed truth is followed.
+
 Memory never brings in a decision that ends a conversation or hands it over: a tool that came last wherever more than one
 decision was taken. Where the model is certain, memory changes the arguments of its call, never the tool. It overrules at most twice
 in a turn, and is silent once it changed two decisions after which nothing new was read. All other calls and replies are the
@@ -24,7 +26,7 @@ earned is the reward of the feedback: only the end of a conversation pays, so th
 
 import logging
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +54,7 @@ from .consultation import Advice, AdviceRoom, Consultation, PendingCall, Place, 
 from .episodes import ChatWorld
 from .learner import LearnerOptions, LearningMiddleware
 from .lift import MOST_ITEM_CHARS
+from .rated_acts import NEWEST
 from .samples import ask_for_samples, log_probability
 from .scope_values import ScopeValue
 from .scopes import MANY_TO_READ, ScopeMemory
@@ -243,6 +246,7 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         key, world = str(self.state_key(request.messages)), ChatWorld(DOMAIN)
         nodes = {**VARIANT_NODES[self.settings.advantage_estimator](self.settings, memory.returns, world, None)}  # type: ignore[arg-type]
         nodes["advise"] = replace(nodes["advise"], untried_share=UNTRIED_SHARE)  # type: ignore[type-var]
+        nodes["recall"] = replace(nodes["recall"], newest=NEWEST)  # type: ignore[type-var]
         where = {"task": place.task, "run": place.thread, "episode": place.number, "step": place.step, "head": ""}
         state: dict[str, Any] = {
             **where,
@@ -254,13 +258,24 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         state["scope"] = {"task": place.task.id, "domain": DOMAIN, "before": (place.thread, place.number)}
         if self.user.names:  # each visit by itself, of which each user has some
             raw = memory.returns.raw_neighbours(key, self.settings.min_similarity, **state["scope"])
-            found = [Neighbour(one.id, alike, one.action, 1, one.value) for alike, one in sorted(raw, key=lambda one: -one[0])]
-            state["neighbours"] = self.share_out(place, found, trajectory_id)
+            found = self._newest(place, [Neighbour(one.id, alike, one.action, 1, one.value) for alike, one in raw])
+            state["neighbours"] = self.share_out(place, sorted(found, key=lambda one: -one.similarity), trajectory_id)
             state["shared"] = {one.id for one in state["neighbours"]}
         items = {f"{trim_middle(key, MOST_ITEM_CHARS)}: {one.action}": one.action for one in state["neighbours"]}
         state["left_out"] = {items[item] for item in place.trial.left_out(items)}
         state["neighbours"] = [one for one in state["neighbours"] if one.action not in state["left_out"]]
         return state
+
+    def _newest(self, place: Place, visits: Sequence[Neighbour]) -> list[Neighbour]:
+        """The newest visits of each decision, of those of another user no more than his share; given and returned oldest first."""
+        users, held, found = self._memory(place.scope).users, defaultdict[str, Counter[str]](Counter), list[Neighbour]()
+        for one in reversed(visits):
+            whose, counted = users.get(trajectory_id(one), ""), held[one.action]
+            most = NEWEST if whose in ("", place.user) else max(int(NEWEST * self.max_user_share), 1)
+            if counted.total() < NEWEST and counted[whose] < most:
+                counted[whose] += 1
+                found.append(one)
+        return found[::-1]
 
     def _advice(self, neighbours: Sequence[Neighbour], room: AdviceRoom) -> str:
         """The knowledge of memory about this situation in words; empty where each decision was taken once, and earned nothing."""

@@ -17,7 +17,7 @@ __all__ = ["Evidence", "RatedActs"]
 CLEAR = 2.0
 """Standard errors between the ratings against a lesson and the ratings for it, if both were equally likely."""
 NEWEST = 8
-"""Newest ratings of an act that count for its lessons, so that these follow a truth that changes."""
+"""Newest ratings of an act that count for its lessons and its value, so that these follow a truth that changes."""
 LAST, MOST_AGAINST = 5, 3
 """Newest ratings of an act, and how many of these may be against an attempt that is shown."""
 MOST_READ = 50

@@ -148,8 +148,8 @@ class ReasoningBankMiddleware(CriticMiddleware[WeighedLessons]):
 
     def add_reflection(self, content: WeighedLessons, trajectory: Trajectory, reflection: Reflection | None) -> None:
         """Put the lessons of a conversation into the library, in place of the former ones."""
-        outcome, lessons = self._outcome(trajectory), reflection.lessons if reflection else ()
-        lessons = lessons or self._extractor.lessons((), outcome, bank_source(trajectory.id))
+        outcome, found = self._outcome(trajectory), reflection.lessons if reflection else ()
+        lessons = found or self._extractor.lessons((), outcome, bank_source(trajectory.id))
         content.add_of(trajectory, outcome.success, lessons)
 
     def status(self, **scope: ScopeValue) -> LearnerStatus:

@@ -26,6 +26,7 @@ from ...memory.errors import UserError
 from ...memory.records import Neighbour, Trajectory, Transition
 from ...memory.returns.experiences import Experiences, ExperienceScope
 from .agent_identity import listed_values, tool_schema, unknown_tools
+from .rated_acts import NEWEST
 
 __all__ = [
     "DecisionForm",
@@ -223,7 +224,7 @@ class DecisionMemory:
         scope: ExperienceScope,
         shared: Collection[str] | None = None,
     ) -> dict[str, list[float]]:
-        """The returns of decisions in states equal to this one, after the same earlier decisions: action -> returns.
+        """The newest returns of decisions in states equal to this one, after the same earlier decisions: action -> returns.
 
         With `shared`, only those of experiences with these ids count.
         """
@@ -237,7 +238,7 @@ class DecisionMemory:
                     and self.decisions[stretch][: int(step)] == before
                 ):
                     earned.setdefault(one.action, []).append(one.value)
-        return earned
+        return {action: values[-NEWEST:] for action, values in earned.items()}
 
     def _count(self, decisions: Sequence[str], by: int) -> None:
         if len(decisions) > 1:

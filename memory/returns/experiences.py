@@ -471,7 +471,9 @@ class Experiences(ShownAsTable):
                     self._scopes.clear()
         return len(gone)
 
-    def neighbours(self, state: str, k: int, threshold: float = 0.0, **scope: Unpack[ExperienceScope]) -> tuple[Neighbour, ...]:
+    def neighbours(
+        self, state: str, k: int, threshold: float = 0.0, newest: int | None = None, **scope: Unpack[ExperienceScope]
+    ) -> tuple[Neighbour, ...]:
         """The statistics of each action in the k remembered states most similar to this one (JitRL, Eq. 24).
 
         The most similar state stands first; among equals, the one met most recently for the first time. A state's actions
@@ -481,8 +483,9 @@ class Experiences(ShownAsTable):
             state: text of the present state.
             k: the greatest number of distinct states, however often they were visited.
             threshold: the least similarity, in [0, 1]; a state without a common token is never similar.
-            scope: says which experiences count. With `before` or `window` the statistics are computed anew from the single
-                returns, at a cost that grows with the number of visits.
+            newest: only so many experiences of an action in a state count, the last that were stored; None: all.
+            scope: says which experiences count. With `newest`, `before` or `window` the statistics are computed anew from the
+                single returns, at a cost that grows with the number of visits.
 
         Raises:
             ValueError: `window` is negative.
@@ -493,7 +496,7 @@ class Experiences(ShownAsTable):
             found = list[Neighbour]()
             for row, similarity in view.nearest(reading, k, threshold, shown):
                 others = view.count_elsewhere(row, scope["task"], shown) if scope.get("cross_task") else {}
-                for action, tally in view.tallies(row, shown).items():
+                for action, tally in view.tallies(row, shown, newest).items():
                     numbers = tally.count, tally.mean, tally.m2, tally.losses, others.get(action, 0)
                     found.append(Neighbour(tally.newest, similarity, action, *numbers))
             return tuple(found)

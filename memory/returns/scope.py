@@ -158,8 +158,16 @@ class Scope:
             self._tallies.pop(row, None)
         self._moments = None
 
-    def tallies(self, row: int, shown: Callable[[int], bool] | None) -> dict[str, Tally]:
-        """action -> statistics of the visible experiences of a row."""
+    def tallies(self, row: int, shown: Callable[[int], bool] | None, newest: int | None = None) -> dict[str, Tally]:
+        """action -> statistics of the visible experiences of a row, or of so many of its newest."""
+        if newest is not None:
+            left, actions = Counter[int](), self._columns["action"]
+            kept = []
+            for place in reversed(self.places(row, shown)):
+                if left[actions[place]] < newest:
+                    left[actions[place]] += 1
+                    kept.append(place)
+            return self._count(kept[::-1])
         if shown is not None:
             return self._count(self.places(row, shown))
         if row not in self._tallies:

@@ -75,10 +75,13 @@ class Recall(ExperienceQuery):
 
     journal: Journal | None = None
     """The steps of the running episode; None: its repeats are not counted."""
+    newest: int | None = None
+    """Returns of an action in a state that count, the newest; None: all."""
 
     def __call__(self, state: SituationWithHistory) -> RecallChannels:
         key, scope = self.environment.abstract(state["observation"]), self.scope(state)
-        found = self.experiences.neighbours(key, k=self.k, threshold=self.least_similarity(state), **scope)
+        least, newest = self.least_similarity(state), self.newest
+        found = self.experiences.neighbours(key, k=self.k, threshold=least, newest=newest, **scope)
         average, variance = self.experiences.moments(**scope)
         return {**_found(found), "average": average, "variance": variance, "repeats": self._repeats(state, key)}
 

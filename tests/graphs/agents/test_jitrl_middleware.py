@@ -2,7 +2,7 @@
 
 import json
 import re
-from typing import Any
+from typing import Any, Literal
 
 import help_desk as desk
 import learning_agents
@@ -21,6 +21,7 @@ from learngraph.graphs.agents.jitrl import JitRLMiddleware
 from learngraph.graphs.jitrl import JitRL
 from learngraph.memory.search.vectors import CosineSimilarity
 from learngraph.tools.models.openai_model import OpenAIChatModel
+from learngraph.tools.models.random_tools import RandomToolModel
 
 
 def make(store: Any, mode: str = "guide", model: Any = None, **options: Any) -> tuple[Any, Any]:
@@ -130,6 +131,28 @@ def test_what_stood_in_the_prompt_is_recalled_also_where_the_model_takes_another
     assert entry["added_tokens"] == end["added_tokens"] > 0
     assert "jitrl: no decision, and the prompt held what decisions earned" in learner.explain("t2", tenant="acme")
     assert "2 of 3 model calls had something recalled" in str(learner.status(tenant="acme"))
+
+
+@pytest.mark.parametrize("options", [{}, {"user": "user_id"}])
+def test_decisions_follow_a_truth_that_changes(options: dict[str, Any]) -> None:
+    def resolve(how: Literal["refund", "replace", "exchange"]) -> str:
+        """Resolve the customer's issue."""
+        return f"{how}: arranged"
+
+    learner = JitRLMiddleware(InMemoryStore(), decide=["resolve"], state_key=lambda messages: "broken", **options)
+    agent = create_agent(RandomToolModel(), [resolve], middleware=[learner], checkpointer=InMemorySaver())
+
+    def serve(number: int, right: str) -> bool:
+        config: Any = {"configurable": {"thread_id": f"t{number}", "user_id": f"u{number % 9}"}}
+        agent.invoke({"messages": "It is broken."}, config)
+        done = learner.conversation(f"t{number}").turns[0].steps[0].action
+        learner.feedback(f"t{number}", reward=float(right in done))
+        return right in done
+
+    assert sum([serve(n, "refund") for n in range(40)][-10:]) >= 9
+    rows = learner.conversation("t39").turns[0].advice[0]["candidates"]
+    assert max(one["visits"] for one in rows) <= 8, "the newest returns of a decision"
+    assert sum([serve(n, "replace") for n in range(40, 80)][-15:]) >= 12
 
 
 class Kinds(Embeddings):
