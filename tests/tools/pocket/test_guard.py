@@ -119,6 +119,11 @@ def test_the_models_own_wording_of_the_hindsight_prompt(loaded: tuple[Any, Any])
 # The shipped weights
 
 
+def test_an_adapter_can_tell_any_two_words_apart(loaded: tuple[Any, Any]) -> None:
+    rows = torch.nn.functional.normalize(loaded[0].lm_head.weight.detach().float())  # (tokens, width)
+    assert float((rows @ rows.T).fill_diagonal_(0).max()) < 0.9
+
+
 @pytest.mark.slow
 def test_the_base_wins_a_quarter_to_a_third_of_the_stream(loaded: tuple[Any, Any]) -> None:
     held = [one.is_won for seed in range(2) for one in guard.play_scenarios(*loaded, hierarchy.scenario_stream(), seed=seed)]
