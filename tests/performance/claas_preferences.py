@@ -32,7 +32,7 @@ from claas_users import KINDS, Scores, SimulatedUser
 from learngraph.memory.display import markdown_table
 
 QUESTIONS, EXAM_EVERY, STREAMS = 40, 20, 8
-RESTS = ("too few", "ahead", "nothing to learn", "resting")
+RESTS = ("too few", "ahead", "learned", "nothing to learn", "resting")
 """Obstacles with which the service waits for feedback."""
 
 
