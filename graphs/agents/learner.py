@@ -490,7 +490,10 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
                 if found:
                     self._add_review(place, found, reply)
 
-            fail = partial(self._note_failure_of, place.scope, what)
+            def fail(error: Exception) -> None:
+                self.agent.queue.shared.lose((place.scope, place.thread), f"{type(error).__name__}: {error}")
+                self._note_failure_of(place.scope, what, error)
+
             return place.turn if self.agent.queue.write_turn((place.scope, place.thread), end, fail) else ""
         except ScopeError:
             raise

@@ -37,6 +37,7 @@ from ...memory.conversations.turns import (
     Conversation,
     Rating,
     finite_reward,
+    is_asked,
     only_thread,
     turns_left,
     turns_meant,
@@ -315,10 +316,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             return self._take_rating(kept.scope, thread, reward, text, source, datetime.now(UTC).isoformat(), **asked)
         except Unavailable as away:
             raise Unavailable(f"feedback was not kept: {away}; give it again, also if it was: it counts once") from away
-        except ScopeError:
+        except UserError:
             raise
-        except UserError as error:
-            raise UserError(f"{error}{self._names_meant(scope)}") from error
         except Exception as error:  # of a store of the app's
             raise Unavailable(
                 f"feedback was not kept: {type(error).__name__}: {error}; give it again: it counts once"
@@ -330,7 +329,22 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         """Keep a rating that an app has given, on its scale and of one of its raters."""
         self.check_source(source)
         reward = None if reward is None else self.rewards.read(reward)
+        self._check_last_turn(labels, thread, run_id=more.get("run_id"), message_id=more.get("message_id"))
         return self.add_rating(labels, thread, reward, text, source=source, at=at, **more)
+
+    def _check_last_turn(self, labels: tuple[str, ...], thread: str, **asked: str | None) -> None:
+        """Raise `UserError` where the last turn of a thread was not recorded, as far as this process knows, unless feedback names another."""
+        waits, why = self.agent.queue.waits_for((labels, thread)), self.agent.queue.shared.why_lost((labels, thread))
+        if not waits and not why:
+            return
+        known = self._memory(labels).conversations.turns.get(thread)
+        if any(asked.values()) and any(is_asked(turn, **asked) for turn in (known.turns if known else ())):
+            return
+        if waits:
+            raise Unavailable(f"the last turn of conversation {thread!r} waits to be written, since the store has failed")
+        raise UserError(
+            f"the last turn of conversation {thread!r} was not recorded, and cannot be rated: {why}; an earlier one is named by message_id="
+        )
 
     @checks_arguments
     def retract(
@@ -407,8 +421,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             more = ", ".join(name for name in self.scope.names if name not in scope)
             notes += (f"not counted here is what has a {more}: give {more}, as scopes() lists",)
         elif scope and not recorded:
-            meant = self._names_meant(scope) or "; scopes() lists those that something is recorded of"
-            notes += (f"nothing is recorded of {' '.join(map(unquote, self.scope.labels(scope, to_last=True)))}{meant}",)
+            asked = " ".join(map(unquote, self.scope.labels(scope, to_last=True)))
+            notes += (f"nothing is recorded of {asked}; scopes() lists those that something is recorded of",)
         if memory.left_out:
             said = f"max_added_tokens had no room for all that was recalled in {plural(memory.left_out, 'model call')}"
             notes += (said + f", and for none of it in {memory.unshown:,} of these" * bool(memory.unshown),)

@@ -77,6 +77,7 @@ class SharedTurns:
         self.id = uuid4().hex[:12]
         self._threads = OrderedDict[Place, _OpenThread]()
         self._changed = OrderedDict[Place, Trajectory]()
+        self._lost = OrderedDict[Place, str]()
         self._lock = threading.Lock()
         self._locks = WeakValueDictionary[tuple[str, ...], Any]()
 
@@ -102,6 +103,17 @@ class SharedTurns:
         with self._lock:
             for id in ids:
                 self._changed.pop((scope, id), None)
+
+    def lose(self, place: Place, why: str) -> None:
+        """Take note that the last turn of a thread was given up."""
+        with self._lock:
+            self._lost[place] = why
+            if len(self._lost) > MOST_OPEN:
+                self._lost.popitem(last=False)
+
+    def why_lost(self, place: Place) -> str:
+        """Why the last turn of a thread was given up; empty: it was not."""
+        return self._lost.get(place, "")
 
     def get(self, place: Place) -> _OpenThread | None:
         """A thread as it is held; None: it is not."""
@@ -133,6 +145,7 @@ class SharedTurns:
     def keep(self, place: Place, stored: Conversation, ended: str, count: int) -> None:
         """Hold what was written, so many records; `ended`: id of the turn that has ended with it, if one has."""
         with self._lock:
+            self._lost.pop(place, None)
             known = self._threads.get(place, _OpenThread())
             written = replace(known, stored=stored, ahead=max(0, known.ahead - count))
             self._hold(place, written if written.ahead else replace(written, now=stored, ended=ended))
@@ -140,8 +153,9 @@ class SharedTurns:
     def drop(self, scope: tuple[str, ...], threads: Collection[str] | None = None) -> None:
         """Hold threads of a scope no more; None: all of them."""
         with self._lock:
-            for place in [one for one in self._threads if one[0] == scope and (threads is None or one[1] in threads)]:
-                del self._threads[place]
+            for kept in (self._threads, self._lost):
+                for place in [one for one in kept if one[0] == scope and (threads is None or one[1] in threads)]:
+                    del kept[place]
 
     def _hold(self, place: Place, thread: _OpenThread) -> None:
         self._threads[place] = thread
@@ -224,9 +238,9 @@ class WriteQueue:
 
     def _write_in_order(self, write: _Write) -> bool:
         """Write something after what has failed of its conversation; False if it is given up."""
-        if self._has_failed(write.place):
+        if self.waits_for(write.place):
             self._try_again(store_works=False)
-        if self._has_failed(write.place):
+        if self.waits_for(write.place):
             self._keep(write)
             return True
         is_known, is_written = self._try(write, store_works=False)
@@ -234,14 +248,15 @@ class WriteQueue:
             self._try_again(store_works=True)
         return is_known
 
-    def _has_failed(self, place: Place) -> bool:
-        return any(one.place == place for one in self._failed)
+    def waits_for(self, place: Place) -> bool:
+        """True if a write of a conversation has failed, and waits."""
+        return any(one.place == place for one in list(self._failed))
 
     def _try_again(self, *, store_works: bool) -> None:
         """Write what has failed, in order, until the store fails; all of it where the store has just taken something."""
         failed, self._failed = self._failed, []
         for number, one in enumerate(failed):
-            if self._has_failed(one.place):
+            if self.waits_for(one.place):
                 self._failed.append(one)
                 continue
             is_known, is_written = self._try(one, store_works=store_works)

@@ -124,7 +124,7 @@ def test_all_agents_of_a_store_forget_a_tenant_by_one_call(caplog: pytest.LogCap
             made["boss"].forget(every_agent=True, **wrong)
     assert made["boss"].forget(tenant="acne", every_agent=True) == 0
     assert caplog.messages[-1] == "synapse: nothing was kept of tenant=acne; did you mean acme?"
-    assert "nothing is recorded of tenant=acne; did you mean acme?" in str(made["boss"].status(tenant="acne"))
+    assert "nothing is recorded of tenant=acne; scopes() lists" in str(made["boss"].status(tenant="acne"))
     assert made["boss"].forget(tenant="acme", every_agent=True) == 2
     assert made["scout"].forget(tenant="acme", every_agent=True) == 0
     assert caplog.messages[1:] == ["synapse: nothing was kept of tenant=acme"]
@@ -194,7 +194,7 @@ def test_feedback_on_a_run_is_about_the_turn_that_it_ended() -> None:
     for wrong, says in (({}, "2 conversations"), ({"run_id": uuid4()}, r"no conversations with run '\S+'")):
         with pytest.raises(UserError, match=rf"{place} {says}: give a thread_id; its last threads are 'a', 'b'"):
             learner.feedback(reward=1.0, tenant="acme", **wrong)
-    with pytest.raises(UserError, match=r"none is recorded in agents/agent/tenant=acmee.*; did you mean acme\?"):
+    with pytest.raises(UserError, match=r"none is recorded in agents/agent/tenant=acmee: .*the agent has answered$"):
         learner.feedback("a", reward=1.0, tenant="acmee")
 
 

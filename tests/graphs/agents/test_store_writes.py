@@ -22,7 +22,7 @@ from variants import quick
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
 from learngraph.graphs.agents.synapse import SynapseMiddleware
 from learngraph.memory.conversations import write_queue
-from learngraph.memory.errors import UserError
+from learngraph.memory.errors import Unavailable, UserError
 from learngraph.memory.storage.sqlite_memory import SqliteMemory
 
 TOOLS = [desk.lookup_order, desk.resolve]
@@ -187,6 +187,29 @@ def test_a_write_that_the_store_refuses_while_it_takes_others_is_given_up_and_to
     assert len(learner.conversation("t", tenant="acme").turns) == 1
 
 
+def test_feedback_on_a_turn_that_was_not_recorded_says_so_and_rates_no_earlier_one() -> None:
+    agent, learner, _ = make("synapse", store := Watched())
+    first = serve(agent, 0, "t")["messages"][-1].id
+    learner.feedback("t", reward=1.0, tenant="acme")
+    store.refused = "t"
+    last = serve(agent, 1, "t")["messages"][-1].id
+    for about in ({}, {"message_id": last}):
+        with pytest.raises(Unavailable, match="feedback was not kept: the last turn of conversation 't' waits to be written"):
+            learner.feedback("t", reward=-1.0, tenant="acme", **about)
+    for thread in "uvw":
+        serve(agent, 0, thread)
+    store.refused = ""
+    for about in ({}, {"message_id": last}):
+        with pytest.raises(UserError, match="was not recorded, and cannot be rated: ValueError: too large") as told:
+            learner.feedback("t", reward=-1.0, tenant="acme", **about)
+        assert not isinstance(told.value, Unavailable)
+    assert learner.explain("t", tenant="acme").endswith("user gave it reward 1")
+    assert learner.feedback("t", text="good", message_id=first, tenant="acme").reward == 1.0
+    serve(agent, 2, "t")
+    assert learner.feedback("t", reward=0.0, tenant="acme").reward == 0.0
+    assert "user gave it reward 1: good" in learner.explain("t", tenant="acme")
+
+
 def test_of_many_writes_that_wait_the_oldest_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_queue, "MOST_WAITING", 3)
     agent, learner, _ = make("synapse", store := Watched())
@@ -258,7 +281,7 @@ import help_desk as desk
 from langchain.agents import create_agent
 from learngraph.graphs.agents.synapse import SynapseMiddleware
 from learngraph.memory.conversations import write_queue
-from learngraph.memory.errors import UserError
+from learngraph.memory.errors import Unavailable, UserError
 from learngraph.memory.storage.sqlite_memory import SqliteMemory
 
 class Slow(SqliteMemory):
