@@ -311,8 +311,6 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         asked = {"run_id": None if run_id is None else str(run_id), "message_id": message_id}
         try:
             kept, thread = self._find_thread(thread_id, scope, self.feedback, **asked)
-            if reward is None and text is None:
-                raise UserError("feedback: give a reward, a text, or both; retract(thread_id) deletes a rating")
             return self._take_rating(kept.scope, thread, reward, text, source, datetime.now(UTC).isoformat(), **asked)
         except Unavailable as away:
             raise Unavailable(f"feedback was not kept: {away}; give it again, also if it was: it counts once") from away
@@ -328,6 +326,9 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
     ) -> Rating:
         """Keep a rating that an app has given, on its scale and of one of its raters."""
         self.check_source(source)
+        text = None if text and not text.strip() else text  # a comment of spaces says nothing, and deletes none
+        if reward is None and text is None:
+            raise UserError("feedback: give a reward, a text, or both; retract(thread_id) deletes a rating")
         reward = None if reward is None else self.rewards.read(reward)
         self._check_last_turn(labels, thread, run_id=more.get("run_id"), message_id=more.get("message_id"))
         return self.add_rating(labels, thread, reward, text, source=source, at=at, **more)

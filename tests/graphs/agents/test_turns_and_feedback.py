@@ -81,6 +81,9 @@ def test_the_words_of_each_source_stay_until_it_says_something_else() -> None:
         rating = learner.feedback("a", text=text, source=source, reward=0.5 if source == "user" else None, tenant="acme")
     assert (rating.words, rating.reward) == ("user: Thank you!; reviewer: Too slow.", 0.5)
     assert learner._conversations({"tenant": "acme"}).trajectories.all()[0].note == rating.words
+    assert learner.feedback("a", text=" \n", reward=0.5, tenant="acme").text == "Thank you!"
+    with pytest.raises(UserError, match="feedback: give a reward, a text, or both"):
+        learner.feedback("a", text="  ", tenant="acme")
     rating = learner.feedback("a", text="", source="reviewer", tenant="acme")
     assert (rating.words, rating.source) == ("Thank you!", "user"), "who gave the reward has decided"
 
