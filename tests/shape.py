@@ -14,11 +14,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_079, "tests": 73_389}
+LINES: Mapping[str, int] = {"source": 87_082, "tests": 73_412}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
-    "graphs/agents": 8_143,
+    "graphs/agents": 8_146,
     "graphs/baselines": 1_668,
     "graphs/cli": 2_957,
     "graphs/experiments": 7_677,

@@ -58,6 +58,8 @@ __all__ = ["AdaMEMMiddleware"]
 LOG = logging.getLogger(__name__)
 NODES_KEPT = 64
 """Memories and models whose nodes are kept; only speed depends on it."""
+PRECEDENTS = 8
+"""Steps that a strategist reads if no settings say how many: the most similar, of equals the newest."""
 MAX_PRESENT_TOKENS = 1_000
 """Tokens that the strategist sees of the request, and of what was read last."""
 VOTE_TOOL = "ask_memory"
@@ -70,8 +72,9 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
     Args:
         store: any LangGraph store, a folder or a URL; None: the store of the agent's graph.
         strategist: writes the strategies; the agent's own model if not given. Its words are not streamed to the client.
-        settings: AdaMEM's. `mode` is `low`, `low-on-request`, `high` or `max`. A conversation succeeded if its reward is above 0, or at least
-            `success_threshold`. States are compared by `state_key`; `retrieval_key="whole"` adds all that was read before.
+        settings: AdaMEM's, with `k=8` if not given. `mode` is `low`, `low-on-request`, `high` or `max`. A conversation succeeded if its
+            reward is above 0, or at least `success_threshold`. `distinct` has no effect: the best of equal steps would hide that what went
+            well fails now. States are compared by `state_key`; `retrieval_key="whole"` adds all that was read before.
         similarity: another comparison of states than by words, such as by embeddings (`memory.search.vectors.CosineSimilarity`).
         prompts: a directory whose prompt files take the place of those of the same name (`adamem/chat_strategy`, `chat_advice`,
             `ask_memory`).
@@ -94,7 +97,7 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
         **options: Unpack[LearnerOptions],
     ) -> None:
         super().__init__(store, **options)
-        self.settings = settings or AdaMEM()
+        self.settings = replace(settings or AdaMEM(k=PRECEDENTS), distinct=False)
         _check(self.settings)
         self.strategist, self.similarity, self.prompts = strategist, similarity, prompts
         self._advice = Prompt.load("adamem/chat_advice", prompts)

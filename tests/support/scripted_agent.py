@@ -19,8 +19,8 @@ class ScriptedCalls(SayingChat):
     system: list[str] = Field(default_factory=list)
     """System messages that it read."""
 
-    def bind_tools(self, tools: Sequence[BaseTool], **kwargs: Any) -> Any:
-        self.shown.append(" ".join(tool.name for tool in tools))
+    def bind_tools(self, tools: Sequence[BaseTool | dict[str, Any]], **kwargs: Any) -> Any:
+        self.shown.append(" ".join(tool["function"]["name"] if isinstance(tool, dict) else tool.name for tool in tools))
         return self
 
     def say(self, messages: list[BaseMessage], **options: Any) -> AIMessage:

@@ -12,9 +12,11 @@ from langchain.agents import create_agent
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 from learning_agents import PLAIN, advice, config
+from scripted_agent import ScriptedCalls
 from variants import quick
 
 from learngraph.graphs.adamem import AdaMEM
@@ -56,6 +58,27 @@ def test_it_learns_from_feedback(mode: str, awaited: bool) -> None:
     told = learner.explain("t27", tenant="acme")
     assert "if a customer says 'was charged twice', resolve it by credit" in told
     assert learner.status(tenant="acme").problems == ()
+
+
+def test_the_strategist_reads_what_was_done_of_late_and_not_the_best_alone() -> None:
+    @tool
+    def resolve(how: str) -> str:
+        """Resolve the case."""
+        return f"{how}: arranged"
+
+    model, strategist = (
+        ScriptedCalls(calls=[("resolve", {"how": "refund"}), None] * 12),
+        ScriptedCalls(calls=[], text="Strategy: nothing"),
+    )
+    options: dict[str, Any] = {"strategist": strategist, "state_key": lambda messages: messages[-1].type}
+    agent, learner, _ = learning_agents.make("adamem", None, model, (resolve,), **options)
+    for number in range(12):
+        agent.invoke({"messages": "My parcel is late"}, config(f"t{number}"))
+        learner.feedback(f"t{number}", reward=float(number < 3), tenant="acme")
+    assert advice(learner, "t3")[0]["recalled"] == ["t2/0", "t1/0", "t0/0"]
+    assert advice(learner, "t11")[0]["recalled"] == [f"t{number}/0" for number in range(10, 2, -1)], (
+        "eight, the newest of equals"
+    )
 
 
 def test_a_strategy_is_kept_within_a_turn_and_no_longer() -> None:
