@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_082, "tests": 73_412}
+LINES: Mapping[str, int] = {"source": 87_091, "tests": 73_425}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -25,7 +25,7 @@ ROOMS: Mapping[str, int] = {
     "graphs/presets": 115,
     "graphs/serving": 2_470,
     "graphs/studio": 2_219,
-    "graphs/wiring": 4_952,
+    "graphs/wiring": 4_961,
     "memory": 1_497,
     "memory/attempts": 650,
     "memory/claas": 2_825,

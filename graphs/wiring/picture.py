@@ -166,7 +166,7 @@ def new_drawing(direction: Literal["LR", "TD"], dpi: int = 72) -> Any:
     drawn = pygraphviz.AGraph(
         directed=True, strict=False, rankdir="TB" if direction == "TD" else direction, bgcolor="transparent", pad=0.1
     )
-    drawn.graph_attr.update(fontname="Helvetica", nodesep=0.35, ranksep=0.4, dpi=dpi)
+    drawn.graph_attr.update(fontname="Helvetica", nodesep=0.35, ranksep=0.2 if direction == "TD" else 0.4, dpi=dpi)
     drawn.node_attr.update(
         shape="box", style="rounded,filled", color="#9aa0a8", penwidth=1, fontname="Helvetica", fontsize=11, margin="0.14,0.08"
     )
@@ -199,7 +199,13 @@ def _draw(picture: Picture, dpi: int = 72) -> Any:
     for name, node in graph.builder.nodes.items():
         part = _node_object(node.runnable)
         here = {"color": "#d1490a", "penwidth": 3} if name in picture.lit else {}
-        drawn.add_node(name, label=_label(name, part), fillcolor=COLOURS[_role(part)], tooltip=_tooltip(name, part), **here)
+        drawn.add_node(
+            name,
+            label=_label(name, part, picture.direction),
+            fillcolor=COLOURS[_role(part)],
+            tooltip=_tooltip(name, part),
+            **here,
+        )
     for edge in drawn_edges(graph):
         times = left.pop((edge.source, edge.target), 0)  # arrows between the same nodes: the first one has the number
         told = " ".join(filter(None, [edge.label, f"×{times}" if times else ""]))
@@ -248,9 +254,12 @@ def _settings(part: Any) -> Iterator[tuple[str, str]]:
             yield one.name, f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _label(name: str, part: Any) -> str:
-    lines = "".join(f'<BR/><FONT POINT-SIZE="9" COLOR="#5c636b">{escape(n)} = {escape(v)}</FONT>' for n, v in _settings(part))
-    return f"<<B>{escape(name)}</B>{lines}>"
+def _label(name: str, part: Any, direction: str) -> str:
+    """The text of a box. From the top down, where height is scarce, up to three settings share a line."""
+    said, several = [escape(f"{n} = {v}") for n, v in _settings(part)], 3 if direction == "TD" else 1
+    rows = [", ".join(said[i : i + several]) for i in range(0, len(said), several)]
+    below = "".join(f'<BR/><FONT POINT-SIZE="9" COLOR="#5c636b">{row}</FONT>' for row in rows)
+    return f"<<B>{escape(name)}</B>{below}>"
 
 
 def _tooltip(name: str, part: Any) -> str:

@@ -129,6 +129,11 @@ async def test_a_method_is_walked_with_the_keyboard_alone(tmp_path: Path, monkey
             places = "['.box.lit', '.picture'].map((one) => document.querySelector('.run ' + one).getBoundingClientRect())"
             inside = f"(() => {{ const [box, all] = {places}; return all.height < 400 && box.top >= all.top && box.bottom <= all.bottom; }})()"
             await until(opened, inside)  # a tall picture is scrolled to the present node
+            await opened.ask("Emulation.setDeviceMetricsOverride", width=1024, height=700, **size)
+            wide = "document.querySelector('.run .picture svg')"
+            await until(opened, f"{wide}.clientWidth / {wide}.viewBox.baseVal.width >= .74")  # names of 9 pixels
+            sides = inside.replace("top", "left").replace("bottom", "right")
+            await until(opened, sides)  # a wide picture, too
             await opened.ask("Emulation.setDeviceMetricsOverride", width=1240, height=900, **size)
             assert await opened.run("document.querySelectorAll('table.bars tbody tr').length > 1")
             assert await opened.run("document.querySelectorAll('table.bars tr.chosen').length === 1")

@@ -92,6 +92,14 @@ def test_a_notebook_shows_svg_or_without_graphviz_mermaid(monkeypatch: pytest.Mo
         picture.save(graph("static"), Path("x.svg"))
 
 
+@pytest.mark.skipif(not picture.has_graphviz(), reason="NOT TESTED: no Graphviz")
+def test_the_picture_of_a_long_graph_fits_a_screen_of_a_notebook() -> None:
+    found = re.search(r'<svg width="([\d.]+)pt" height="([\d.]+)pt"', picture.picture(graph("jitrl")).fitted_svg())
+    assert found, "it is not shrunk, so that its texts can be read"
+    assert float(found[1]) < picture.CELL_WIDTH
+    assert float(found[2]) < 640
+
+
 def test_the_picture_of_a_walk_shows_its_place_and_its_way() -> None:
     world = KeywordKeep()
     graph = learngraph.jitrl.build(MethodInputs(environment=world), checkpointer=InMemorySaver(serde=serializer()))
