@@ -29,7 +29,10 @@ MODULES = ("list", "graph", "help", "values", "form", "markdown", "chat", "run_v
 """The page's modules that the widget is made of, each before those that import it."""
 
 
-STILL = "{}, a still picture: to walk with the mouse, install anywidget where Jupyter runs and in the kernel (pip install anywidget)."
+NO_KERNEL = "the kernel has no anywidget: %pip install anywidget in a cell, and restart it"
+NO_FRONT = (
+    "no widget runs here, though the kernel has anywidget: pip install anywidget where Jupyter runs, and load its page again"
+)
 
 
 class StudioView:
@@ -56,16 +59,15 @@ class StudioView:
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         still: dict[str, Any] = dict(self._still._repr_mimebundle_()) if self._still is not None else {}
-        told = STILL.format(self.studio.title)
-        still["text/plain"] = f"{told}\n{still.get('text/plain', '')}"
-        still["text/html"] = (
-            f"<p>{escape(told)}</p>{still.pop('image/svg+xml', '')}"  # the richest that is shown without a widget
-        )
+        picture, bundle, missing = still.pop("image/svg+xml", ""), None, NO_FRONT  # the page shows it in a widget's place
         try:
             bundle = self.widget()._repr_mimebundle_() or {}
         except ImportError:
-            return still
-        return {**(bundle[0] if isinstance(bundle, tuple) else bundle), **still}
+            missing = NO_KERNEL
+        told = f"{self.studio.title}, a still picture, since {missing}; then the mouse walks."
+        still["text/plain"] = f"{told}\n{still.get('text/plain', '')}"
+        still["text/html"] = f"<p>{escape(told)}</p>{picture}"  # the richest that is shown without a widget
+        return {**((bundle[0] if isinstance(bundle, tuple) else bundle) or {}), **still}
 
     def widget(self) -> Any:
         """A widget, to be laid out beside others.

@@ -890,7 +890,10 @@ def test_a_walk_shows_itself_in_a_notebook() -> None:
     shown = learngraph.studio(walk)
     bundle = shown._repr_mimebundle_()
     assert "application/vnd.jupyter.widget-view+json" in bundle
-    assert "still picture" in bundle["text/html"]
+    assert (
+        "a still picture, since no widget runs here, though the kernel has anywidget: pip install anywidget where Jupyter"
+        in bundle["text/html"]
+    )
     found = shown.answer({"number": "1", "name": "overview", "args": {"view": "walk"}})["found"]
     place = current(found)["place"]
     step = {"view": "walk", "do": "step", "branch": "b0", "expected": place}
@@ -905,7 +908,8 @@ def test_without_widgets_it_is_a_still_picture(tmp_path: Path, monkeypatch: pyte
     for shown in (studio_view(start(counter(), {"number": 0})), studio_view(play_run(tmp_path / "mine", episodes=1))):
         bundle = shown._repr_mimebundle_()
         assert "application/vnd.jupyter.widget-view+json" not in bundle
-        assert "pip install anywidget" in bundle["text/html"]
+        assert "a still picture, since the kernel has no anywidget" in bundle["text/html"]
+        assert "%pip install anywidget" in bundle["text/html"]
         assert "flowchart" in bundle["text/plain"]
     with pytest.raises(UserError, match="holds no steps yet"):
         studio_view(tmp_path)
