@@ -589,6 +589,19 @@ async def test_an_agent_is_talked_to_and_its_call_approved_with_another_argument
             await until(opened, "!document.querySelector('.chat textarea').disabled")
             await say(opened, "And my lamp?")
             await until(opened, f"{said}.length === 6 && document.querySelectorAll('.forks li').length === 2")
+            state = "[...document.querySelectorAll('.run h3')].find((one) => one.textContent.startsWith('State')).parentNode"
+            column = "(({ parentNode: { children } }) => [children[0].querySelector('.picture') !== null, [...children].at(-1) === card])"
+            assert await opened.run(f"((card) => {column}(card))({state})") == [True, True], "the state ends the graph's column"
+            for button, is_open in (
+                (tool("New run"), True),
+                ("[...document.querySelectorAll('.stage form button')].at(-1)", False),
+            ):
+                await opened.run(f"{button}.click()")
+                shown = "[...document.querySelectorAll('.stage form p')].some((one) => one.textContent === 'Input of the run')"
+                await until(opened, f"{shown} === {str(is_open).lower()}")
+                assert await opened.run("document.querySelector('.chat').checkVisibility()") is not is_open, (
+                    "one place to type in"
+                )
 
 
 TALKER = """

@@ -260,6 +260,11 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
   const isAsked = live && shown?.questions.length > 0, asksInput = asking ? !asking.channel && !asking.form.title : isNew && !isChat && overview.form;
   const questions = isAsked && html`<div hidden=${busy}><${Questions} key=${branch} questions=${shown.questions} answered=${shown.answered} act=${act}/></div>`;
   const episode = overview.branches.findIndex((one) => one.id === branch);
+  const stateCard = html`<div class="card"><h3>State <span class="soft">${moment?.title ?? ""}</span></h3>
+    ${moment && html`<${StateTable} state=${moment.state} edit=${live && !busy && at === count - 1 ? editor : null}/>`}
+    ${live && at === count - 1 && moment?.unset?.length > 0 && html`<label class="soft">not set: <select onChange=${(event) => { if (event.currentTarget.value) begin(event.currentTarget.value); event.currentTarget.value = ""; }}>
+      <option value="">set …</option>${moment.unset.map((name) => html`<option>${name}</option>`)}</select></label>`}
+    ${asking?.channel && moment?.unset?.includes(asking.channel) && editor(asking.channel).form()}</div>`;
   return html`<section class="run" ref=${root} tabindex=${shortcuts === "inside" ? -1 : undefined} aria-busy=${String(busy)}>
     <div class="head"><h2>${overview.title}</h2><span class="soft">${busy && live ? "running" : shown?.state ?? overview.state}${live ? "" : `, ${overview.steps.toLocaleString("en")} steps in ${overview.episodes.toLocaleString("en")} episodes`}</span>
       ${!live && overview.state !== "finished" && html`<label><input type="checkbox" checked=${follow} onChange=${(event) => setFollow(event.currentTarget.checked)}/> follow</label>`}
@@ -282,10 +287,10 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
     ${asking && !asking.channel && asking.form.title && html`<div class="card"><${Form} title=${asking.form.title} form=${asking.form} button="Begin a run with these" submit=${(input) => act("begin", { input })} close=${() => setAsking(null)}/></div>`}
     <div class=${isAsked || isChat || asksInput ? "stage" : null}><div>
       ${asksInput && html`<div class="card"><${Form} title="Input of the run" form=${asking?.form ?? overview.form} button="Begin" submit=${(input) => { last.current = input; act("begin", { input }); }} close=${asking && (() => setAsking(null))}/></div>`}
-      ${isChat ? html`<${Chat} state=${moment?.state} live=${running} act=${act} can=${can.includes("say")} busy=${busy}/>` : questions}</div><div>
+      ${isChat ? html`<div hidden=${Boolean(asksInput)}><${Chat} state=${moment?.state} live=${running} act=${act} can=${can.includes("say")} busy=${busy}/></div>` : questions}</div><div>
       ${graph && html`<div class="card"><${GraphPicture} graph=${graph} lit=${moment?.lit ?? []} passes=${moment?.passes ?? null} breaks=${overview.breaks ?? []}
         pick=${live && can.includes("until") ? (node) => act("until", { node }) : null}/><${Legend} graph=${graph}/></div>`}
-      ${isChat && questions}</div></div>
+      ${isChat && questions}${isChat && !isNew && stateCard}</div></div>
     ${compared?.of === branch && html`<div class="card compared"><div class="head"><h3>${compared.head.slice(2).join(" and ")} <span class="soft">${compared.title}</span></h3><button type="button" class="plain" onClick=${() => setCompared(null)}>close</button></div>
       ${compared.rows.length ? html`<${Cells} table=${compared}/>` : html`<p>They are the same.</p>`}</div>`}
     ${!isNew && html`<div class="columns">
@@ -305,11 +310,7 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
         ${moment && moment.memory.read.length + moment.memory.written.length > 0 && html`<div class="card"><h3>Memory ${shown?.what_if ? html`<span class="soft">as this what-if sees it</span>` : ""}</h3><${Memory} memory=${moment.memory}/></div>`}
         ${moment?.costs?.length > 0 && html`<div class="card"><h3>Time and tokens</h3><table><tbody>${moment.costs.map((row) => html`<tr>${row.map((cell) => html`<td>${cell}</td>`)}</tr>`)}</tbody></table></div>`}
       </div>
-      <div class="card"><h3>State <span class="soft">${moment?.title ?? ""}</span></h3>
-        ${moment && html`<${StateTable} state=${moment.state} edit=${live && !busy && at === count - 1 ? editor : null}/>`}
-        ${live && at === count - 1 && moment?.unset?.length > 0 && html`<label class="soft">not set: <select onChange=${(event) => { if (event.currentTarget.value) begin(event.currentTarget.value); event.currentTarget.value = ""; }}>
-          <option value="">set …</option>${moment.unset.map((name) => html`<option>${name}</option>`)}</select></label>`}
-        ${asking?.channel && moment?.unset?.includes(asking.channel) && editor(asking.channel).form()}</div>
+      ${!isChat && stateCard}
     </div>`}
   </section>`;
 }
