@@ -1,7 +1,7 @@
 """`learngraph tutorial`: the first walk (draw, run, pause, look, edit, go back, learn), in Jupyter or in the terminal.
 
-The text and the code are one notebook, `tutorial.ipynb` beside this file. Where Jupyter is installed, it opens a copy of it in the present
-folder. Elsewhere the terminal shows the cells one by one, and runs each in this process when you press Enter.
+The text and the code are one notebook, `tutorial.ipynb` beside this file. Where Jupyter is installed and there is a browser, it opens a
+copy of it in the present folder. Elsewhere the terminal shows the cells one by one, and runs each in this process when you press Enter.
 """
 
 import ast
@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import sys
+import webbrowser
 from collections.abc import Iterator, Sequence
 from contextlib import chdir
 from dataclasses import dataclass
@@ -44,10 +45,16 @@ def tutorial(args: Sequence[str]) -> int:
     options = parse_flags(TutorialOptions, args, "learngraph tutorial", about)
     jupyter = None if options.terminal else find_jupyter()
     make_folder(options.folder)
+    copy = copy_notebook(options.folder) if jupyter else None
+    if jupyter and not find_browser():
+        said = (
+            f"there is no browser here, so the terminal plays the tutorial; jupyter lab {copy} serves it to a browser elsewhere"
+        )
+        Console().print(said, markup=False, highlight=False, soft_wrap=True)
+        jupyter = None
     if jupyter is None:
         with chdir(options.folder):  # what the cells write lies there
             return play(Console(), interactive=sys.stdin.isatty())
-    copy = copy_notebook(options.folder)
     Console().print(f"opening {copy}; `learngraph tutorial --terminal` plays it here")
     is_root = hasattr(os, "geteuid") and os.geteuid() == 0  # whom Jupyter otherwise refuses
     os.execv(jupyter, [jupyter, "lab", *(["--allow-root"] if is_root else []), str(copy)])
@@ -58,6 +65,15 @@ def find_jupyter() -> str | None:
     beside = Path(sys.executable).parent
     places = os.pathsep.join([str(beside), os.environ.get("PATH", "")])
     return shutil.which("jupyter", path=places) if shutil.which("jupyter-lab", path=places) else None
+
+
+def find_browser() -> bool:
+    """True if Python, and so Jupyter, knows a browser here."""
+    try:
+        webbrowser.get()
+    except webbrowser.Error:
+        return False
+    return True
 
 
 def make_folder(folder: Path) -> None:

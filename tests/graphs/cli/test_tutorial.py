@@ -2,6 +2,8 @@
 
 import io
 import json
+import webbrowser
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ def test_the_terminal_plays_it_from_top_to_bottom() -> None:
     assert "Your first walk" in ran.stdout
     assert "object at 0x" not in ran.stdout  # pictures are shown as their drawings
     for shown in (
-        "node 'choose' is not in the flow",
+        "no arrow leaves 'learn'; draw 'learn --> END'",
         "first run | second run",
         "act -->|over| learn --> END",
         "last ten episodes",
@@ -71,6 +73,7 @@ def test_jupyter_is_opened_where_it_is_installed(
     for name in ("jupyter", "jupyter-lab"):
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
+    monkeypatch.setattr(module, "find_browser", lambda: True)
     started = list[list[str]]()
 
     def execute(path: str, args: list[str]) -> None:
@@ -82,3 +85,37 @@ def test_jupyter_is_opened_where_it_is_installed(
         tutorial([str(tmp_path)])
     jupyter = str(tmp_path / "jupyter")
     assert started == [[jupyter, jupyter, "lab", *more, str(tmp_path / "learngraph-tutorial.ipynb")]]
+
+
+def test_without_a_browser_the_terminal_plays_it_and_says_how_jupyter_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "find_jupyter", lambda: "/bin/jupyter")
+    monkeypatch.setattr(module, "play", lambda console, interactive: 7)
+    monkeypatch.setattr(webbrowser, "_tryorder", list[str]())
+    monkeypatch.setattr(webbrowser, "_browsers", dict[str, object]())
+    assert tutorial([str(tmp_path)]) == 7
+    copy = tmp_path / "learngraph-tutorial.ipynb"
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        said
+        == f"there is no browser here, so the terminal plays the tutorial; jupyter lab {copy} serves it to a browser elsewhere"
+    )
+    assert copy.exists()
+
+
+def test_what_the_tutorial_forgets_is_an_arrow() -> None:
+    names: dict[str, object] = {}
+    text = ""
+    for cell in read_cells():
+        if cell.is_code:
+            if "mistake" in cell.text:
+                shown = io.StringIO()
+                with redirect_stdout(shown):
+                    exec(cell.text, names)
+                assert "forget an arrow" in text
+                assert shown.getvalue() == "no arrow leaves 'learn'; draw 'learn --> END' if the graph ends there\n"
+                return
+            exec(cell.text, names)
+        text = cell.text
+    raise AssertionError("no cell shows a mistake")
