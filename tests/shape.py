@@ -14,13 +14,13 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_091, "tests": 73_425}
+LINES: Mapping[str, int] = {"source": 87_121, "tests": 73_481}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
     "graphs/agents": 8_146,
     "graphs/baselines": 1_668,
-    "graphs/cli": 2_957,
+    "graphs/cli": 2_984,
     "graphs/experiments": 7_677,
     "graphs/presets": 115,
     "graphs/serving": 2_470,

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import field, fields, is_dataclass, make_dataclass
 from io import StringIO
@@ -120,8 +120,20 @@ def _parse(
     if unknown:
         known = _flags(form, grouped)
         raise CommandError(f"{prog}: there is no {unknown[0]}{did_you_mean(unknown[0], known, 'there are')}")
+    if empty := next(_empty_flags(parsed, args), None):
+        raise CommandError(f"{prog}: {empty} names nothing; give one or more, or leave it out")
     result: Options = parsed
     return result
+
+
+def _empty_flags(parsed: Any, args: Sequence[str]) -> Iterator[str]:
+    """The flags of several values that stand there with none, and so would say nothing."""
+    for one in fields(parsed):
+        value, flag = getattr(parsed, one.name), f"--{one.name.replace('_', '-')}"
+        if is_dataclass(value):
+            yield from _empty_flags(value, args)
+        elif value == () == one.default and flag in args:
+            yield flag
 
 
 def _mistake(text: str, prog: str) -> str:

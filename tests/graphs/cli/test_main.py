@@ -57,6 +57,8 @@ def objects(text: str) -> list[dict[str, Any]]:
             "there are jitrl, icrl, adamem, training-free-grpo, react, cot, long-cot, tool-agent, best-of-n, self-refine, reflexion, synapse, ",
         ),
         ("run jitrl --compare jitlr", "no method is called 'jitlr'; did you mean jitrl?"),
+        ("run jitrl --env toy --compare", "learngraph run jitrl: --compare names nothing; give one or more, or leave it out"),
+        ("run jitrl --compare --env toy", "learngraph run jitrl: --compare names nothing"),
         ("run jitrl --env nowhere", "there are toy, twx:coin"),
         ("run jitrl --env twx:nowhere", "twx:coin"),
         ("run jitrl --env toy?rooms=3", "no setting 'rooms'"),
