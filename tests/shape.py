@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_121, "tests": 73_481}
+LINES: Mapping[str, int] = {"source": 87_122, "tests": 73_490}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -25,7 +25,7 @@ ROOMS: Mapping[str, int] = {
     "graphs/presets": 115,
     "graphs/serving": 2_470,
     "graphs/studio": 2_219,
-    "graphs/wiring": 4_961,
+    "graphs/wiring": 4_962,
     "memory": 1_497,
     "memory/attempts": 650,
     "memory/claas": 2_825,

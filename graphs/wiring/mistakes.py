@@ -254,8 +254,9 @@ def _outcomes(wiring: Wiring, source: str, arrows: Sequence[Edge]) -> list[Findi
     for outcome in sorted({label for one in routers if one.is_complete for label in one.outcomes} - set(labels)):
         said = f"the router of '{source}' can return '{outcome}', but no arrow is labelled so; there are {sorted(labels)}"
         found.append(Finding(labelled[0].line, said))
-    if len(labels) != len(set(labels)):
-        found.append(Finding(labelled[0].line, f"'{source}' has two arrows with one label: {sorted(labels)}"))
+    if doubled := next((e for e, label in zip(labelled, labels, strict=True) if labels.count(label) > 1), None):
+        said = f"'{source}' has two arrows with one label: {sorted(labels)}; a label leads to one node, which may start several"
+        found.append(Finding(doubled.line, f"{said}: draw one more node behind it, and plain arrows from there"))
     plain = [e for e in arrows if wiring.kind(e) == "plain"]
     if plain:
         said = f"'{source}' has labelled and plain arrows: which one is taken would be unclear; label '{source} --> {plain[0].target}' "

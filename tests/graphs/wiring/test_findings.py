@@ -162,6 +162,15 @@ def test_a_join_that_would_wait_for_ever_is_told_before_it_runs(flow: str, says:
     assert told == [] or told[0].startswith(says)
 
 
+def test_one_label_to_two_nodes_is_told_with_what_to_draw() -> None:
+    told = check(
+        "flowchart LR\n START --> b\n b -->|again| b\n b -->|over| c & d\n c & d --> END",
+        dict.fromkeys("bcd", anything),
+        {"b": good_enough},
+    )
+    assert told == [(4, "'b' has two arrows with one label: ['again', 'over', 'over']; a label leads to one node, which may start several: draw one more node behind it, and plain arrows from there")]  # fmt: skip
+
+
 def rounds(state: Any) -> Literal["again"]:
     return "again"
 
