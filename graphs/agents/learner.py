@@ -18,8 +18,9 @@ import inspect
 import logging
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -228,50 +229,52 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:
         """Ask the model with the method's advice."""
-        if not isinstance(run := self._open(request), OpenConsultation):
-            found = self._without_advice(request, handler(request), run)
-            if run is None:  # its memory is being read
-                self._record_so_far(request, found, HandedTurns())
+        with self._at_work(request):
+            if not isinstance(run := self._open(request), OpenConsultation):
+                found = self._without_advice(request, handler(request), run)
+                if run is None:  # its memory is being read
+                    self._record_so_far(request, found, HandedTurns())
+                return found
+            handed = HandedTurns()
+            try:
+                with record_for_all(self._key(run.place), handed):
+                    while isinstance(asks := run.asks, PendingCall):
+                        run.go_on(invoke(asks) if asks.runnable is not None else answer_all(run.prompts.advise(asks), handler))
+                    found = self._finish(run, run.answer or handler(request))
+            except Exception:
+                self._record_so_far(request, None, handed)
+                raise
+            self._record_so_far(request, found, handed)
             return found
-        handed = HandedTurns()
-        try:
-            with record_for_all(self._key(run.place), handed):
-                while isinstance(asks := run.asks, PendingCall):
-                    run.go_on(invoke(asks) if asks.runnable is not None else answer_all(run.prompts.advise(asks), handler))
-                found = self._finish(run, run.answer or handler(request))
-        except Exception:
-            self._record_so_far(request, None, handed)
-            raise
-        self._record_so_far(request, found, handed)
-        return found
 
     async def awrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[Any]]) -> Any:
         """Ask the model with the method's advice, in an agent that is awaited."""
-        if not isinstance(run := await asyncio.to_thread(self._open, request), OpenConsultation):
-            found = self._without_advice(request, await handler(request), run)
-            if run is None:
-                await asyncio.to_thread(self._record_so_far, request, found, HandedTurns())
+        with self._at_work(request):
+            if not isinstance(run := await asyncio.to_thread(self._open, request), OpenConsultation):
+                found = self._without_advice(request, await handler(request), run)
+                if run is None:
+                    await asyncio.to_thread(self._record_so_far, request, found, HandedTurns())
+                return found
+            handed = HandedTurns()
+            try:
+                with record_for_all(self._key(run.place), handed):
+                    while isinstance(asks := run.asks, PendingCall):
+                        is_own = asks.runnable is not None
+                        answer = await (ainvoke(asks) if is_own else aanswer_all(run.prompts.advise(asks), handler))
+                        await asyncio.to_thread(run.go_on, answer)
+                    found = self._finish(run, run.answer or await handler(request))
+            except Exception:
+                await asyncio.to_thread(self._record_so_far, request, None, handed)
+                raise
+            await asyncio.to_thread(self._record_so_far, request, found, handed)
             return found
-        handed = HandedTurns()
-        try:
-            with record_for_all(self._key(run.place), handed):
-                while isinstance(asks := run.asks, PendingCall):
-                    is_own = asks.runnable is not None
-                    answer = await (ainvoke(asks) if is_own else aanswer_all(run.prompts.advise(asks), handler))
-                    await asyncio.to_thread(run.go_on, answer)
-                found = self._finish(run, run.answer or await handler(request))
-        except Exception:
-            await asyncio.to_thread(self._record_so_far, request, None, handed)
-            raise
-        await asyncio.to_thread(self._record_so_far, request, found, handed)
-        return found
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
         """Have the call made, and note which one it was: a person may have changed it."""
         if self.mode == "off":
             return handler(request)
         watched, mark = watch_call(request)
-        with name_caller(request):
+        with name_caller(request), self._at_work(request):
             return mark(handler(watched))
 
     async def awrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[Any]]) -> Any:
@@ -279,8 +282,22 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         if self.mode == "off":
             return await handler(request)
         watched, mark = watch_call(request)
-        with name_caller(request):
+        with name_caller(request), self._at_work(request):
             return mark(await handler(watched))
+
+    @contextmanager
+    def _at_work(self, request: ModelRequest[Any] | ToolCallRequest) -> Iterator[None]:
+        """Note while a call is made that its turn goes on: feedback that names no turn is about the one before."""
+        marks, mark = set[tuple[str, str, object]](), ("", "", object())
+        if self.mode != "off":
+            with suppress(Exception):  # whoever records the turn says why it has no place
+                place = self._place(request.state, request.runtime)
+                marks, mark = self._memory(place.scope).at_work, (place.thread, place.turn, object())
+        marks.add(mark)
+        try:
+            yield
+        finally:
+            marks.discard(mark)
 
     def before_agent(self, state: Any, runtime: Any) -> dict[str, Any] | None:
         """Rate the turn before, where the user's next message says how it was; note what no user has said, where the run begins with it.

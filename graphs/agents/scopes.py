@@ -34,6 +34,7 @@ from ...memory.conversations.recorded import ConversationSource
 from ...memory.conversations.screen import Screen
 from ...memory.conversations.store import ConversationStore, RatingOptions, clean_text
 from ...memory.conversations.turns import (
+    CONTINUED,
     Conversation,
     Rating,
     finite_reward,
@@ -61,6 +62,8 @@ from .status import LET_IN, LearnerStatus
 
 if TYPE_CHECKING:
     from .consultation import Place
+
+from .executed_calls import find_caller
 
 __all__ = ["MemoryIndex", "ScopeMemory", "ScopedLearner"]
 
@@ -134,6 +137,8 @@ class ScopeMemory(Generic[Index]):
     """Of these, the times that too few users had taught it."""
     open_turns: set[tuple[str, str]] = field(default_factory=set)
     """Thread and turn of those that this process has begun to record, and not ended."""
+    at_work: set[tuple[str, str, object]] = field(default_factory=set)
+    """Thread and turn of each call of a model or a tool that is made now in this process."""
     withheld: dict[str, set[str]] = field(default_factory=dict)
     """Tool -> ids of trajectories that have its results without their words."""
     opening: Future[Any] | None = None
@@ -297,7 +302,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             thread_id: the thread's id, as in the agent's config. Not given: that of the run, or the only thread of the scope.
             reward: a number from -1 to 1, or within `reward_range`; or of a thumb True, a full success, or False, a failure.
             text: the same in words; methods that read words use them. Empty: the words said before are deleted.
-            run_id: id of the run that ended the turn; the thread's last turn if not given.
+            run_id: id of the run that ended the turn; the thread's last turn if not given, or the one before while that is at work in this
+                process.
             message_id: id of one of the agent's messages: its turn alone is rated, such as one branch of `Send`.
             source: who says so, such as a reader's name.
             scope: the values of the scope, as in the agent's runs: `tenant="acme"`; where `user=` names a value, that as well: then a
@@ -311,6 +317,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         asked = {"run_id": None if run_id is None else str(run_id), "message_id": message_id}
         try:
             kept, thread = self._find_thread(thread_id, scope, self.feedback, **asked)
+            if asked == dict.fromkeys(asked) and not find_caller().call:  # a tool that rates means its own turn
+                asked["turn"] = self._ended_turn(kept, thread)
             return self._take_rating(kept.scope, thread, reward, text, source, datetime.now(UTC).isoformat(), **asked)
         except Unavailable as away:
             raise Unavailable(f"feedback was not kept: {away}; give it again, also if it was: it counts once") from away
@@ -320,6 +328,12 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             raise Unavailable(
                 f"feedback was not kept: {type(error).__name__}: {error}; give it again: it counts once"
             ) from error
+
+    def _ended_turn(self, kept: ConversationStore, thread: str) -> str | None:
+        """Id of the last turn of a thread before those that are at work; None: the last one that is recorded."""
+        working = {turn for one, turn, _ in [*self._memory(kept.scope).at_work] if one == thread}
+        turns = kept.conversation(thread).turns if working else ()
+        return next((one.id for one in reversed(turns) if one.id.rstrip(CONTINUED) not in working), None)
 
     def _take_rating(
         self, labels: tuple[str, ...], thread: str, reward: float | None, text: str | None, source: str, at: str, **more: Any

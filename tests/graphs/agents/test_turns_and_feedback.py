@@ -3,7 +3,9 @@
 import asyncio
 import logging
 import operator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from threading import Event
 from typing import Annotated, Any, TypedDict
 from uuid import uuid4
 
@@ -13,14 +15,17 @@ from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware, ModelCallLimitMiddleware, SummarizationMiddleware
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.store.memory import InMemoryStore
 from langgraph.types import Send
 from learning_agents import METHODS, config, make
+from scripted_agent import ScriptedCalls
 from scripted_chat import SayingChat
 from variants import quick
+from waiting import PATIENCE
 
 from learngraph.graphs.agents.icrl import ICRLMiddleware
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
@@ -40,6 +45,40 @@ class Failing(desk.GuessingClerk):
         if len(messages) > 2:
             raise ConnectionError("no model")
         return super().say(messages)
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_a_thumb_without_ids_is_about_the_turn_before_the_one_at_work(awaited: bool) -> None:
+    begun, goes_on = Event(), Event()
+
+    @tool
+    def track(order: str) -> str:
+        """Track an order."""
+        if order == "A2":
+            begun.set()
+            assert goes_on.wait(PATIENCE)
+        return "shipped"
+
+    learner = ICRLMiddleware(InMemoryStore())
+    model = ScriptedCalls(calls=[("track", {"order": "A1"}), None, ("track", {"order": "A2"}), None])
+    agent = create_agent(model, [track], middleware=[learner], checkpointer=InMemorySaver())
+
+    def ask(order: str) -> None:
+        asked: Any = {"messages": f"Where is {order}?"}
+        asyncio.run(agent.ainvoke(asked, config("a"))) if awaited else agent.invoke(asked, config("a"))
+
+    ask("A1")
+    with ThreadPoolExecutor() as threads:
+        running = threads.submit(ask, "A2")
+        assert begun.wait(PATIENCE)
+        thumb = learner.feedback("a", reward=-1.0, text="bad", tenant="acme")
+        goes_on.set()
+        running.result()
+    first, second = learner.conversation("a", tenant="acme").turns
+    assert (thumb.turn, len(first.steps), len(second.steps)) == (first.id, 2, 2)
+    assert learner.feedback("a", reward=1.0, tenant="acme").turn == second.id
+    (exported,) = learner.export(tenant="acme")
+    assert [(one["turn"], one["reward"]) for one in exported["ratings"]] == [(first.id, -1.0), (second.id, 1.0)]
 
 
 @pytest.mark.parametrize("awaited", [False, True])
