@@ -410,7 +410,9 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         turn = conversations.find_turn(thread, **asked)
         with span("upsert_memory", memory_names(labels, thread), [turn.traceparent]) as traced:
             why = found.reason if text and (found := self.screen.suspicion(text)) is not None else ""
-            rating = conversations.rate(thread, reward, words := text and self.screen.redact(text), unlearned=why, **more)
+            words = text and self.screen.redact(text)
+            rate = partial(conversations.rate, thread, reward, words, unlearned=why, **more)
+            rating: Rating = self.agent.queue.ask((labels, thread), rate)
             if why and rating.unlearned:
                 words_of = "%s: the words of %s about conversation %s are not learned: the feedback %s"
                 LOG.warning(words_of, self.method, more.get("source", "user"), thread, why)
@@ -816,7 +818,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             UserError: the thread is another user's, or not known where it is None.
         """
         own, user = self._split_user(scope)
-        kept = self._memory(self._labels(own, method)).conversations
+        kept = self._memory(self._labels(own, method, thread)).conversations
         id = kept.find_thread(**asked) if thread is None else str(thread)
         if user and (talk := kept.turns.get(id)) is not None:
             self._check_user(talk, user)
@@ -845,15 +847,17 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
     def _conversations(self, scope: Mapping[str, Any]) -> ConversationStore:
         return self._memory(self._labels(scope)).conversations
 
-    def _labels(self, values: Mapping[str, Any], method: Callable[..., Any] | None = None) -> tuple[str, ...]:
-        """The labels of a scope for the values that a method was given, once all that was to be written is written."""
+    def _labels(
+        self, values: Mapping[str, Any], method: Callable[..., Any] | None = None, thread: ThreadId | None = None
+    ) -> tuple[str, ...]:
+        """The labels of a scope for the values that a method was given, once all that was to be written is written; or what was of a thread."""
         if beside := [name for name in values if name in self.user.names and name not in self.scope.names]:
             raise ScopeError(
                 f"{beside[0]} tells the users of one memory apart (user=), and this is about all of it: leave it out; "
                 "forget, export, and what is asked of a thread take it"
             )
         labels = self._labels_of(self.scope.labels(values, beside=[*self.user.names, *_arguments(method)] if method else ()))
-        self.agent.queue.wait()
+        self.agent.queue.wait(None if thread is None else (labels, str(thread)))
         return labels
 
     def _labels_of(self, scope: tuple[str, ...]) -> tuple[str, ...]:

@@ -17,8 +17,9 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from contextvars import Context, copy_context
 from dataclasses import dataclass, replace
 from functools import partial
@@ -184,13 +185,17 @@ class WriteQueue:
         self._pace = 0.0
         """Seconds that the last write took; infinite: it is waited for in vain."""
         self._pool = ThreadPoolExecutor(1, "learngraph-writes")  # when the process ends, it does what waits
-        self._lock, self._waiting, self._writer = threading.Lock(), 0, 0
-        self._last = Future[Any]()
-        self._last.set_result(None)
+        self._lock, self._writer = threading.Lock(), 0
+        self._jobs = dict[Future[Any], tuple[Place | None, Callable[[], Any]]]()  # what waits, the oldest first
+        self._open, self._urgent = dict[Future[Any], Place | None](), list[Place | None]()  # that, and what is being written
         self._failed = list[_Write]()  # changed by the thread that writes
 
-    def write(self, job: Callable[[], Any]) -> Future[Any]:
-        """Have something written after all that was to be written before; waits for it as long as the store is quick.
+    def write(self, job: Callable[[], Any], place: Place | None = None) -> Future[Any]:
+        """Have something written after all that was to be written before of its conversation; waits for it as long as the store is quick.
+
+        Args:
+            job: writes.
+            place: the labels of the conversation's scope, and its thread; None: it is of none.
 
         Raises:
             Unavailable: too many writes wait already.
@@ -200,12 +205,37 @@ class WriteQueue:
             done.set_result(job())
             return done
         with self._lock:
-            if self._waiting >= MOST_WAITING:
-                raise Unavailable(f"the store does not answer: {self._waiting:,} writes wait for it")
-            self._waiting += 1
-            self._last = done = self._pool.submit(copy_context().run, self._do, job)
+            if len(self._open) >= MOST_WAITING:
+                raise Unavailable(f"the store does not answer: {len(self._open):,} writes wait for it")
+            done = Future[Any]()
+            self._jobs[done] = place, partial(copy_context().run, job)
+            self._open[done] = place
+            self._pool.submit(self._do_next)
         self.is_late(done, WRITE_PATIENCE)
         return done
+
+    def ask(self, place: Place, job: Callable[[], Any]) -> Any:
+        """As `write`, of a conversation that somebody waits for, before what waits of others; returns what the job returns.
+
+        Raises:
+            Unavailable: it is not done after a minute.
+        """
+        if threading.get_ident() == self._writer:
+            return job()
+        with self._hurry(place):
+            done = self.write(job, place)
+            if not wait([done], RESTART_SECONDS).done:
+                raise Unavailable(f"the store does not answer: a write has waited for {RESTART_SECONDS:g} seconds")
+        return done.result()
+
+    @contextmanager
+    def _hurry(self, place: Place | None) -> Iterator[None]:
+        """Meanwhile write what waits of a conversation before all others."""
+        self._urgent.append(place)
+        try:
+            yield
+        finally:
+            self._urgent.remove(place)
 
     def write_turn(self, place: Place, job: Callable[[], Any], on_failure: Callable[[Exception], object]) -> bool:
         """As `write`, of a conversation, and again with a later write where the store fails.
@@ -226,7 +256,7 @@ class WriteQueue:
                 return False
             return True
         try:
-            done = self.write(partial(self._write_in_order, _Write(place, job, on_failure, copy_context())))
+            done = self.write(partial(self._write_in_order, _Write(place, job, on_failure, copy_context())), place)
         except Unavailable as error:
             on_failure(error)
             return False
@@ -309,27 +339,43 @@ class WriteQueue:
             self._pace = math.inf
         return not answer.done()
 
-    def wait(self) -> None:
-        """Wait until all that was to be written by now is written, or has failed again.
+    def wait(self, place: Place | None = None) -> None:
+        """Wait until all that was to be written by now, or what was of one conversation, is written, or has failed again.
 
         Raises:
             Unavailable: it is not after a minute.
         """
-        if self._failed and threading.get_ident() != self._writer and current_branch() is None:
-            self.write(partial(self._try_again, store_works=False))
-        if threading.get_ident() != self._writer and not wait([self._last], RESTART_SECONDS).done:
-            raise Unavailable(
-                f"the store does not answer: {self._waiting:,} writes have waited for {RESTART_SECONDS:g} seconds"
-            )
+        if threading.get_ident() == self._writer:
+            return
+        has_failed = self._failed if place is None else self.waits_for(place)
+        with self._hurry(place):
+            if has_failed and current_branch() is None:
+                self.write(partial(self._try_again, store_works=False), place)
+            with self._lock:
+                asked = [one for one, where in self._open.items() if place in (None, where)]
+            if late := wait(asked, RESTART_SECONDS).not_done:
+                raise Unavailable(
+                    f"the store does not answer: {len(late):,} writes have waited for {RESTART_SECONDS:g} seconds"
+                )
 
-    def _do(self, job: Callable[[], Any]) -> Any:
+    def _do_next(self) -> None:
+        """Do the oldest job of those that somebody waits for, else of all."""
+        with self._lock:
+            urgent = {one for one in self._urgent if one is not None}
+            done = next((one for one, (place, _) in self._jobs.items() if place in urgent), next(iter(self._jobs)))
+            _, job = self._jobs.pop(done)
         self._writer, began = threading.get_ident(), time.monotonic()
         try:
-            return job()
-        finally:
-            self._pace = time.monotonic() - began
-            with self._lock:
-                self._waiting -= 1
+            result, error = job(), None
+        except BaseException as failed:
+            result, error = None, failed
+        self._pace = time.monotonic() - began
+        with self._lock:
+            del self._open[done]
+        if error is None:
+            done.set_result(result)
+        else:
+            done.set_exception(error)
 
 
 _QUEUES = WeakKeyDictionary[BaseStore, WriteQueue]()

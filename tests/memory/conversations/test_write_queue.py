@@ -33,6 +33,19 @@ def test_what_is_written_keeps_its_order_and_who_reads_waits_for_it(monkeypatch:
     queue.wait()
 
 
+def test_what_somebody_waits_for_of_a_conversation_is_written_before_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queues, "WRITE_PATIENCE", 0.0)
+    queue, begun, free, done = WriteQueue(), Event(), Event(), list[str]()
+    queue.write(lambda: begun.set() or free.wait(60))
+    assert begun.wait(60)
+    for thread in "abab":
+        queue.write(lambda thread=thread: done.append(thread), (SCOPE, thread))
+    monkeypatch.setattr(queue, "is_late", lambda *about: free.set())
+    assert queue.ask((SCOPE, "b"), lambda: [*done]) == ["b", "b"]
+    queue.wait((SCOPE, "a"))
+    assert done == ["b", "b", "a", "a"]
+
+
 def test_a_write_to_a_quick_store_is_done_when_its_hook_goes_on_and_its_error_is_told() -> None:
     queue, where = WriteQueue(), list[int]()
     assert queue.write(lambda: where.append(get_ident()) or "kept").result(0) == "kept"
