@@ -49,9 +49,9 @@ class Biller(SayingChat):
 class Team:
     """The two agents with their learners."""
 
-    def __init__(self) -> None:
+    def __init__(self, mode: Any = "guide") -> None:
         store = InMemoryStore()
-        self.learners = [SynapseMiddleware(store, name=name) for name in NAMES]
+        self.learners = [SynapseMiddleware(store, name=NAMES[0], mode=mode), SynapseMiddleware(store, name=NAMES[1])]
         ask_billing = billing_tool(create_agent(Biller(), [], middleware=self.learners[1:]))
         self.graph = create_agent(Supervisor(), [ask_billing], middleware=self.learners[:1], checkpointer=InMemorySaver())
         self.replies = list[str]()
@@ -187,3 +187,15 @@ def test_a_comment_on_the_thread_is_about_the_agents_of_the_thumb_and_leaves_thu
         assert team.rate(**said) == ["supervisor"]
     of_runs = {f"{name} {run}": (-1.0, "") for name in NAMES for run in (0, 1)}
     assert team.learned() == {**of_runs, "supervisor 2": (0.5, "Short.")}
+
+
+def test_a_sub_agent_that_alone_learns_is_rated_by_the_reply_of_a_supervisor_that_is_observed() -> None:
+    team = Team(mode="observe")
+    for _ in range(2):
+        team.run(has_bill=True)
+    assert team.rate(0, reward=0.0, text="late") == list(NAMES)
+    assert {what: said for what, said in team.learned().items() if "billing" in what} == {"billing 0": (0.0, "late")}
+    assert team.learners[0].status().recalled == 0
+    assert (
+        team.learners[1].feedback(message_id=team.learners[1].conversation("t").turns[1].replies[-1], reward=1.0).reward == 1.0
+    )
