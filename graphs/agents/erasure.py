@@ -36,7 +36,7 @@ def find_scopes(agent: AgentIdentity, wanted: Collection[str]) -> Iterator[tuple
 def erase_scope(store: BaseStore, labels: tuple[str, ...], user: str) -> int:
     """Delete what an agent keeps in a scope of a user, or of all (empty); returns the number of conversations deleted."""
     kept = ConversationStore(store, labels)
-    threads = [one.id for one in kept.turns.all() if not user or one.user == user]
+    threads = [one.id for one in kept.turns.all() if not user or user in one.users]
     if not threads:
         return 0
     erase_comparisons(store, labels, comparisons_with(kept, threads))

@@ -163,7 +163,7 @@ class Intake:
         told, turns = iter(done), list[Turn]()
         for turn in one.turns:
             steps = [next(told) for _ in turn.steps]
-            turns.append(Turn(turn.id, tuple(step for step in steps if step is not None), turn.run_id))
+            turns.append(Turn(turn.id, tuple(step for step in steps if step is not None), turn.run_id, user=turn.user))
         found = self.screen.suspicion(*spoken, one.task.instruction)
         task = Task(one.task.id if self.task else DOMAIN, self.screen.redact(one.task.instruction), one.task.seed)
         rated = tuple(map(self._screen_words, ratings))

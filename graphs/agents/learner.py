@@ -317,12 +317,22 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         return {**self.find_scope(state, runtime), **found} or None
 
     def find_scope(self, state: Any, runtime: Any) -> dict[str, Any]:
-        """The values of the scope and of the user that the run gives, or its caller's, where the thread does not have them yet."""
+        """The values of the scope and of the user that the run gives, or its caller's, where the thread does not have them yet.
+
+        Raises:
+            ScopeError: the run gives another value of the scope than the thread has: what was said in it would go into another memory.
+        """
         if self.mode == "off":
             return {}
         known = state.get("scope_values") or {}
         labels = (*self._values_of_run(self.scope, state, runtime), *self._values_of_run(self.user, state, runtime))
         new = {name: value for name, value in label_values(labels).items() if value is not None and value != known.get(name)}
+        for name in self.scope.names:
+            if name in new and name in known:
+                raise ScopeError(
+                    f"this run gives the {name} {new[name]!r}, and its thread was begun with {known[name]!r}: give another thread_id; "
+                    "or where threads are shared, name in user=, and not in scope=, who it is that speaks"
+                )
         return {"scope_values": new} if new else {}
 
     def _find_given(self, state: Any, runtime: Any) -> dict[str, Any]:
@@ -597,7 +607,8 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         run = str(getattr(getattr(runtime, "execution_info", None), "run_id", None) or "")
         answered = messages[last_user_message(messages) :]
         replies = tuple(str(one.id) for one in answered if isinstance(one, AIMessage) and one.id)
-        turn = Turn(place.turn, done, run, entries, replies, sent_beside(answered), self.method, called_by=caller.message)
+        about: Any = {"called_by": caller.message, "user": place.user}
+        turn = Turn(place.turn, done, run, entries, replies, sent_beside(answered), self.method, **about)
         known = conversations.turns_at_hand(place.thread)
         if known and known[-1].id == place.turn and is_summary(answered[0]):
             said = [n for n, one in enumerate(messages) if isinstance(one, AIMessage)]
@@ -613,7 +624,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             return None
         turns = [*(handed or {}).values(), (turn, task, place.user)]
         _, task, user = turns[0]  # the innermost learner says what the conversation is about
-        about: Any = {"task": task, "domain": DOMAIN, "user": user}
+        about = {"task": task, "domain": DOMAIN, "user": user}
         for one, *_ in turns:
             conversations.note_turn(place.thread, one, **about)
         keep: Callable[..., Any] = partial(conversations.record, place.thread, read=read, **about)

@@ -704,7 +704,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             return count
         count = 0
         for labels in self._reached(own, self.forget):
-            hers = [one.id for one in self._memory(labels).conversations.turns.all() if one.user == user] if user else None
+            hers = [one.id for one in self._memory(labels).conversations.turns.all() if user in one.users] if user else None
             count += self.forget_in(labels, hers) if hers != [] else 0
         wanted = (*self.scope.labels(own, to_last=True), *filter(None, [user]))
         others = [one for one in find_scopes(self.agent, wanted) if one[0][1] != self.agent.label()] if scope else []
@@ -733,8 +733,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         """All that is kept of a scope, one plain object per conversation, with its agent and the values of its scope; the last names may
         be left out, as in `forget`."""
         scope, user = self._split_user(scope)
-        rows = ((labels, row) for labels in self._reached(scope) for row in self._memory(labels).conversations.export())
-        return (row | scope_of(labels) for labels, row in rows if user in ("", row["user"]))
+        rows = ((labels, row) for labels in self._reached(scope) for row in self._memory(labels).conversations.export(user))
+        return (row | scope_of(labels) for labels, row in rows)
 
     def memory(self, **scope: ScopeValue) -> Index:
         """The method's memory of a scope, with all that was learned until now: to look at, not to change; or to open it ahead."""
@@ -825,8 +825,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         return kept, id
 
     def _check_user(self, talk: Conversation, user: str) -> None:
-        """Raise `UserError` if a conversation is of another user than this one, as of `_split_user`."""
-        if talk.user and user not in ("", talk.user):
+        """Raise `UserError` if a conversation is of others than this user, as of `_split_user`."""
+        if user and talk.users and user not in talk.users:
             said, name = unquote(user) if "=" in user else f"{user}=None", user.partition("=")[0]
             raise UserError(
                 f"asked for conversation {talk.id!r} of {said}, and it is another user's: give the {name} that its runs gave"

@@ -653,12 +653,19 @@ class ConversationStore:
             if newest != one.newest:
                 self._changes.put([replace(one, newest=newest)])
 
-    def export(self) -> Iterator[dict[str, Any]]:
-        """All that is kept of this scope, one plain object per conversation."""
+    def export(self, user: str = "") -> Iterator[dict[str, Any]]:
+        """All that is kept of this scope, or of a user's turns, one plain object per conversation."""
         ratings = {one.id: one.ratings for one in self.feedback.all()}
         reflections = self.reflections.all()
         for one in self.turns.all():
             written = [reflection for reflection in reflections if reflection.thread == one.id]
+            if user and one.users != {user}:
+                if user not in one.users:
+                    continue
+                turns, written = tuple(turn for turn in one.turns if one.user_of(turn) == user), []
+                said = next((step.observation_text for turn in turns for step in turn.steps), "")
+                one = replace(one, turns=turns, task=replace(one.task, instruction=said), user=user)
+                ratings[one.id] = tuple(r for r in ratings.get(one.id, ()) if turn_of_id(one, r.turn))
             more = {"ratings": ratings.get(one.id, ()), "reflections": written, "quarantine": self.quarantines.get(one.id)}
             yield to_json(one) | {name: to_json(value) for name, value in more.items()}
 

@@ -8,7 +8,7 @@ thread. Feedback on the same turn again takes the place of the former one.
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import groupby, islice
 from numbers import Real
 from statistics import median_low
 from typing import Any
@@ -52,6 +52,8 @@ class Turn:
     """Another method that records it, with a `state_key` of its own -> the state at each step by that."""
     called_by: str = ""
     """Id of the message of another agent whose call of a tool it answers; empty: of none that learns."""
+    user: str = ""
+    """The user who began it; empty: the one whose conversation it is."""
 
     @property
     def traceparent(self) -> str:
@@ -69,7 +71,16 @@ class Conversation:
     turns: tuple[Turn, ...]
     domain: str = ""
     user: str = ""
-    """The user whose conversation it is; empty: not known."""
+    """The user who began it; empty: not known."""
+
+    def user_of(self, turn: Turn) -> str:
+        """The user of one of its turns; empty: not known."""
+        return turn.user or self.user
+
+    @property
+    def users(self) -> set[str]:
+        """The users who took part in it, as far as they are known."""
+        return {self.user, *(one.user for one in self.turns)} - {""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +171,8 @@ def with_turn(known: Conversation, turn: Turn) -> Conversation:
             states = {**states, turn.method: [step.state for step in turn.steps]}
             first = [replace(step, state=one.state) for step, one in zip(turn.steps, before.steps, strict=False)]
             turn = replace(turn, steps=(*first, *turn.steps[len(first) :]))
-        turn = replace(turn, method=method, states=states, advice=(*others, *turn.advice))
+        user = before.user or turn.user  # a clerk may go on with it
+        turn = replace(turn, method=method, states=states, advice=(*others, *turn.advice), user=user)
     turns = [turn if one.id == turn.id else one for one in known.turns]
     return replace(known, turns=tuple(turns if turn in turns else [*turns, turn]))
 
@@ -323,7 +335,10 @@ def rated_trajectories(
         return alone if alone.reward is not None or of_all is None else replace(alone, reward=of_all.reward)
 
     def stretch(turns: Sequence[tuple[int, Turn]], rating: Rating) -> list[Trajectory]:
-        return [] if any(one.id in without for _, one in turns) else _stretch(conversation, turns, rating)
+        if any(one.id in without for _, one in turns):
+            return []
+        parts = groupby(turns, lambda one: conversation.user_of(one[1]))  # what each has taught is his
+        return [made for _, part in parts for made in _stretch(conversation, [*part], rating)]
 
     for number, turn in enumerate(conversation.turns):
         if turn.id in beside:
@@ -501,7 +516,7 @@ def _stretch(conversation: Conversation, turns: Sequence[tuple[int, Turn]], rati
     about: Any = {
         "states": states,
         "note": rating.words[:MOST_NOTE_CHARS],
-        "user": conversation.user,
+        "user": conversation.user_of(turn),
         "domain": conversation.domain,
     }
     return [replace(made, score=rating.reward or 0.0, **about)]

@@ -437,3 +437,35 @@ def test_what_a_colleague_quotes_from_a_tool_is_not_the_users_task() -> None:
     found = _shown(learner)
     assert "Checked." in found
     assert "evil.example" not in found
+
+
+def test_each_turn_of_a_thread_that_users_share_is_of_the_user_who_ran_it() -> None:
+    agent, learner, _ = make("synapse", user="user_id")
+    replies = list[str]()
+    for number, user in enumerate(("ann", "bob", "ann")):
+        run = {"configurable": {**config("t")["configurable"], "user_id": user}}
+        out = agent.invoke({"messages": f"{desk.ticket(number)[0]} I am {user}."}, run)
+        replies.append(out["messages"][-1].id)
+    learner.feedback("t", reward=1.0, tenant="acme", user_id="ann")
+    kept = learner._memory(learner._labels({"tenant": "acme"})).conversations
+    taught = {one.id: one.user for one in kept.trajectories.all()}
+    assert taught == {"t/0": "user_id=ann", "t/1": "user_id=bob", "t/2": "user_id=ann"}, "shares count what each has taught"
+    assert learner.feedback(message_id=replies[1], reward=0.5, tenant="acme", user_id="bob").reward == 0.5
+    with pytest.raises(UserError, match="of user_id=eve, and it is another user's"):
+        learner.feedback(message_id=replies[1], reward=0.0, tenant="acme", user_id="eve")
+    (row,) = learner.export(tenant="acme", user_id="bob")
+    assert [len(row[name]) for name in ("turns", "ratings")] == [1, 1]
+    assert "I am bob" in str(row["task"])
+    assert "ann" not in str([row["task"], row["user"], [step["observation"] for step in row["turns"][0]["steps"]]])
+    assert learner.forget(tenant="acme", user_id="bob") == 1
+    assert not [*learner.export(tenant="acme")]
+
+
+def test_a_run_of_another_tenant_than_its_threads_is_an_error() -> None:
+    agent, learner, _ = make("synapse", user="user_id?")
+    agent.invoke({"messages": desk.ticket(0)[0]}, config("t"))
+    with pytest.raises(
+        UserError, match="this run gives the tenant 'globex', and its thread was begun with 'acme': give another"
+    ):
+        agent.invoke({"messages": "And now?"}, config("t", "globex"))
+    assert [one["tenant"] for one in learner.scopes()] == ["acme"]

@@ -104,7 +104,7 @@ def desks(store: InMemoryStore) -> dict[str, Any]:
     """Learners of three agents of a store, of which two have served acme."""
     made = {name: learning_agents.make("synapse", store, name=name)[:2] for name in ("boss", "clerk", "scout")}
     for name, tenant in (("boss", "acme"), ("clerk", "acme"), ("clerk", "bob"), ("scout", "bob")):
-        made[name][0].invoke({"messages": desk.ticket(0)[0]}, learning_agents.config("a", tenant))
+        made[name][0].invoke({"messages": desk.ticket(0)[0]}, learning_agents.config(f"of {tenant}", tenant))
     return {name: learner for name, (_, learner) in made.items()}
 
 

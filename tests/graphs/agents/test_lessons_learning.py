@@ -53,11 +53,11 @@ def test_it_learns_from_feedback(awaited: bool) -> None:
 def test_tenants_have_libraries_of_their_own_and_deleted_conversations_take_their_lessons_with_them() -> None:
     agent, learner, model = make(InMemoryStore(), task=None)
     play(agent, learner, range(12))
-    play(agent, learner, range(3), tenant="bob")
+    play(agent, learner, range(20, 23), tenant="bob")
     library = learner.versions(tenant="acme")
     assert library.at(library.head).lessons
     model.seen.clear()
-    play(agent, learner, range(3, 4), tenant="carol")
+    play(agent, learner, range(23, 24), tenant="carol")
     assert set(model.seen) == {PLAIN}
     kept = learner._memory(learner._labels({"tenant": "acme"})).conversations.reflections.all()
     one = next(found for found in kept if found.note.startswith("mixed "))

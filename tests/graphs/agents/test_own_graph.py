@@ -337,10 +337,11 @@ def test_a_run_that_names_its_thread_alone_goes_on_with_the_threads_tenant(
         ["lookup_order(order='A0')", "reply: Here."],
         ["reply: Bye."],
     ]
-    for thread_id in ("a", "b"):  # a tenant that is named holds
-        model.messages = iter([AIMessage("Here.")])
-        graph.invoke({"messages": "Hello."}, {"configurable": {"thread_id": thread_id, "tenant": "bob"}})
-        assert learner.conversation(thread_id, tenant="bob").turns[-1].steps[-1].action == "reply: Here."
+    with pytest.raises(ScopeError, match="gives the tenant 'bob', and its thread was begun with 'acme'"):
+        graph.invoke({"messages": "Hello."}, config("a", "bob"))
+    model.messages = iter([AIMessage("Here.")])
+    graph.invoke({"messages": "Hello."}, config("b", "bob"))
+    assert learner.conversation("b", tenant="bob").turns[-1].steps[-1].action == "reply: Here."
 
 
 def test_a_call_that_failed_is_made_again_for_the_threads_tenant_and_no_other_thread_has_it() -> None:

@@ -110,8 +110,10 @@ def test_a_sub_agent_works_for_the_tenant_of_its_supervisors_thread(scope: Any, 
     begin_again(graph, 1, is_awaited=is_awaited)
     assert supervisor.scopes() == billing.scopes() == [{"tenant": "acme"}]
     assert len(billing.conversation("t", tenant="acme").turns) == 2
-    graph.invoke({"messages": "June"}, {"configurable": {"thread_id": "t", "tenant": "globex"}})
-    assert len(billing.conversation("t", tenant="globex").turns) == 1, "a tenant that is named holds"
+    with pytest.raises(UserError, match="gives the tenant 'globex', and its thread was begun with 'acme'"):
+        graph.invoke({"messages": "June"}, {"configurable": {"thread_id": "t", "tenant": "globex"}})
+    graph.invoke({"messages": "June"}, {"configurable": {"thread_id": "u", "tenant": "globex"}})
+    assert len(billing.conversation("u", tenant="globex").turns) == 1, "a tenant that is named holds"
 
 
 def test_a_sub_agent_works_for_the_tenant_of_a_graph_of_ones_own() -> None:
