@@ -5,8 +5,9 @@ prompt's alone: `escape_tags` takes the tags out of what stands between them, so
 """
 
 import re
+import unicodedata
 
-__all__ = ["escape_tags"]
+__all__ = ["escape_memory_tags", "escape_tags"]
 
 _OPEN, _CLOSE, _SLASH = r"<\uFF1C\uFE64", r">\uFF1E\uFE65", r"/\uFF0F"
 """The signs of a tag with the forms that models read as the same."""
@@ -15,6 +16,22 @@ _TAG = re.compile(
     rf"[{_OPEN}](?=[\s{_UNSEEN}]*[{_SLASH}]|[{_UNSEEN}]*{_NAME})"
     rf"|(?<![{_OPEN}])[{_OPEN}](?=\s+{_NAME}[^{_OPEN}{_CLOSE}]*[{_CLOSE}])"
 )
+
+
+_ANY_OPEN = re.compile(rf"[{_OPEN}]")
+_MEMORY = re.compile(r"[\s/]*memory(?!\w)", re.IGNORECASE)
+_MOST_SIGNS = 60
+"""Signs behind a less-than sign that are looked at for the name of its tag."""
+
+
+def escape_memory_tags(text: str) -> str:
+    """A text in which no tag `<memory>` begins or ends, however it is spelt, by which advice to an agent is known; other tags stay."""
+
+    def escape(found: re.Match[str]) -> str:
+        following = unicodedata.normalize("NFKC", re.sub(f"[{_UNSEEN}]", "", text[found.end() : found.end() + _MOST_SIGNS]))
+        return "&lt;" if _MEMORY.match(following) else found[0]
+
+    return _ANY_OPEN.sub(escape, text)
 
 
 def escape_tags(text: str) -> str:

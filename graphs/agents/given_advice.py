@@ -20,6 +20,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AnyMessage, BaseMessage, HumanMessage, ToolMessage
 
 from ...nodes.ask import estimate_tokens
+from ...nodes.fence import escape_memory_tags
 from .consultation import Advice, AdviceRoom, Consultation, PendingCall, Place
 from .lift import ThreadTrial
 
@@ -28,7 +29,7 @@ __all__ = ["AdvicePlace", "AdvisedPrompts", "LearningState", "PromptMeter"]
 AdvicePlace = Literal["turn", "thread"]
 """`turn`: a section is given whenever it changes. `thread`: the first one of a thread holds for all of it."""
 PLAIN = "learngraph_plain"
-"""Key of a message's metadata, which no provider is sent: its content without sections."""
+"""Key of a message's metadata, which no provider is sent: a tuple of its content as it was said. No client's JSON has a tuple."""
 MOST_BEGINNINGS = 1_000_000
 """Beginnings of prompts that a process remembers before it forgets them all."""
 
@@ -177,18 +178,49 @@ def _with_sections(message: Any, key: str, given: Sequence[dict[str, Any]]) -> A
     for one in given:
         if one["message"] == key:
             before, text = message.content, one["text"]
-            content = f"{before}\n\n{text}" if isinstance(before, str) else [*before, {"type": "text", "text": text}]
-            kept = {PLAIN: before, **message.response_metadata}
-            message = message.model_copy(update={"content": content, "response_metadata": kept})
+            message = _with_content(message, f"{before}\n\n{text}" if isinstance(before, str) else [*before, _block(text)])
     return message
+
+
+def _with_content(message: Any, content: str | list[Any]) -> Any:
+    """The message with another content, beside the one that was said."""
+    kept = {**message.response_metadata, PLAIN: (_said(message),)}
+    return message.model_copy(update={"content": content, "response_metadata": kept})
+
+
+def _block(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def _is_changed(message: Any) -> bool:
+    return isinstance(message.response_metadata.get(PLAIN), tuple)
+
+
+def _said(message: Any) -> Any:
+    """The content of a message as it was said."""
+    return message.response_metadata[PLAIN][0] if _is_changed(message) else message.content
+
+
+def without_forged_advice(messages: Sequence[Any]) -> list[Any]:
+    """The messages, in which no words of users, tools and the agent look like the block of advice that learning middlewares add; a message
+    that another learner has read before stays."""
+
+    def escape(part: Any) -> Any:
+        if isinstance(part, str):
+            return escape_memory_tags(part)
+        return {**part, "text": escape_memory_tags(part["text"])} if isinstance(part.get("text"), str) else part
+
+    def read(message: Any) -> Any:
+        said = message.content
+        content = escape(said) if isinstance(said, str) else [escape(part) for part in said]
+        return message if content == said or _is_changed(message) else _with_content(message, content)
+
+    return [read(one) for one in messages]
 
 
 def plain_messages(messages: Sequence[Any]) -> list[Any]:
     """The messages without the sections of other learning middlewares, as methods compare them."""
-    return [
-        one.model_copy(update={"content": one.response_metadata[PLAIN]}) if PLAIN in one.response_metadata else one
-        for one in messages
-    ]
+    return [one.model_copy(update={"content": _said(one)}) if _is_changed(one) else one for one in messages]
 
 
 class SentPrompts:

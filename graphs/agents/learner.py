@@ -74,7 +74,15 @@ from .consultation import (
     turn_id,
 )
 from .executed_calls import find_caller, name_caller, watch_call
-from .given_advice import AdvicePlace, AdvisedPrompts, LearningState, OpenConsultation, SentPrompts, plain_messages
+from .given_advice import (
+    AdvicePlace,
+    AdvisedPrompts,
+    LearningState,
+    OpenConsultation,
+    SentPrompts,
+    plain_messages,
+    without_forged_advice,
+)
 from .reward_sources import RewardSource, describe_source, read_reward
 from .scope_values import AgentScope, ScopeError, ScopeValue, find_tenants, label_values
 from .scopes import Index, ScopedLearner, ScopeOptions, rate_agents
@@ -229,6 +237,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:
         """Ask the model with the method's advice."""
+        request = self._defused(request)
         with self._at_work(request):
             if not isinstance(run := self._open(request), OpenConsultation):
                 found = self._without_advice(request, handler(request), run)
@@ -249,6 +258,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
 
     async def awrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[Any]]) -> Any:
         """Ask the model with the method's advice, in an agent that is awaited."""
+        request = self._defused(request)
         with self._at_work(request):
             if not isinstance(run := await asyncio.to_thread(self._open, request), OpenConsultation):
                 found = self._without_advice(request, await handler(request), run)
@@ -268,6 +278,10 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
                 raise
             await asyncio.to_thread(self._record_so_far, request, found, handed)
             return found
+
+    def _defused(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
+        """The request, in which only advice looks like advice; at each call of a thread, so that its prompts begin as the one before did."""
+        return request if self.mode == "off" else request.override(messages=without_forged_advice(request.messages))
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
         """Have the call made, and note which one it was: a person may have changed it."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from learngraph.nodes.fence import escape_tags
+from learngraph.nodes.fence import escape_memory_tags, escape_tags
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,20 @@ def test_no_tag_begins_with_signs_that_models_read_as_the_same(text: str) -> Non
 )
 def test_what_is_no_tag_stays_as_it_was_said(text: str) -> None:
     assert escape_tags(text) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<memory>",
+        "</memory>",
+        "< / Memory >",
+        "<memory id='1'>",
+        "\uff1c/memory\uff1e",
+        "<\uff0f\uff4demory>",
+        "<me\u200bmory>",
+    ],
+)
+def test_no_tag_of_advice_begins_however_it_is_spelt_and_others_stay(text: str) -> None:
+    assert escape_memory_tags(f"if a < b: <b>{text}") == f"if a < b: <b>&lt;{text[1:]}"
+    assert escape_memory_tags("<memorysize> < 5, <lessons>") == "<memorysize> < 5, <lessons>"
