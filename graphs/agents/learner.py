@@ -613,11 +613,8 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             if not goes_on:  # once a turn
                 self._note_failure_of(place.scope, "a turn was recorded without its state_key", error)
             done = self.screen.steps(messages, goal_and_last_turn, *where)
-        entries = tuple(
-            {key: value for key, value in entry.items() if key != "turn"}
-            for entry in learning
-            if entry.get("turn") == place.turn and entry.get("method") == self.method
-        )
+        mine = [one for one in learning if (one.get("turn"), one.get("method")) == (place.turn, self.method)]
+        entries = tuple({key: value for key, value in one.items() if key != "turn"} for one in mine)
         run = str(getattr(getattr(runtime, "execution_info", None), "run_id", None) or "")
         answered = messages[last_user_message(messages) :]
         replies = tuple(str(one.id) for one in answered if isinstance(one, AIMessage) and one.id)

@@ -47,6 +47,14 @@ _DONE = r"(?:\w+ed|sent|made|paid|done|found|held|kept|given|taken|written|shown
 """What a tool says of a call that it has made: `refund arranged`, `transfer to Ann completed`."""
 _MANY = r"(?:all|any\w*|each|every\w*|my|our|me|us|them|who\w*|what\w*|that|those)\b"
 _MARK = r"(?:please|kindly|always|never|you\s(?:must|should|have\sto|need\sto)|(?:if|when|whenever|once)\s[^.\n]{3,60},)[\s,]+"
+_TO_AGENT = r"(?:(?:dear|hey|hello|hi|attention|note\s(?:to|for))\s(?:all\s|the\s|any\s)?(?:{0})\b|(?:{0}),\s)".format(
+    r"(?:ai|llm|bot|chatbot|assistant|agent)(?:\sagent)?s?"
+)
+_RULE = (
+    r"(?:(?:immer|stets|niemals)\s[^.,\n]*en\b[.!]?\s*$|(?:siempre|nunca|toujours|jamais|sempre)\s\w+\s\w"
+    r"|(?:every|each)\s(?:\w+\s)?(?:call|caller|case|client|customer|guest|order|request|user)\s(?:gets|receives|must|is\sto)\b)"
+)
+"""A rule for all cases, which begins a sentence."""
 _LINK = r"(?:\S+@\S|www\.|https?:)"
 _ORDER = re.compile(
     rf"""\b(?:assistants?|agents?|ai|model|bot|llm) \s (?:must|should|shall|(?:has|have|needs?|is) \s to) \b | (?: ^ | [.!?:;>*-]\s+ | \n\s* ) (?: {_MARK} | (?:first|then|now|also|just|simply|instead)[\s,]+ )*
@@ -55,7 +63,10 @@ _ORDER = re.compile(
           | ["'$] | {_LINK} | (?!{_DONE}) [^.:\n]{{1,40}} \s {_LINK}
           | (?:to|as)\b (?! : | \sof\b                                # refund to ann; but not: refund to ann completed
               | (?: \s(?!{_MANY})[^\s:]+ ){{1,4}} (?: :? \s{_DONE} | :\s\w+\s\w+$ ) ) )
-      | (?! (?:book|change|issue|list|open|report|set|update)\b ) (?:{_VERBS}) \s+ [0-9] )""",
+      | (?! (?:book|change|issue|list|open|report|set|update)\b ) (?:{_VERBS}) \s+ [0-9]
+      | (?:{_VERBS}) \s+ (?:first\b(?=[,;.]|\s*$)|(?:twice|double|doubly|now|immediately|automatically)\b (?! \s{_DONE} ))
+      | (?:do\snot|don['’]t) \s (?:{_VERBS})\b
+      | {_TO_AGENT} | {_RULE} )""",
     re.IGNORECASE | re.VERBOSE,
 )
 """An order: a verb at the beginning of a sentence, and what it is to be done to."""

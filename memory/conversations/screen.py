@@ -74,6 +74,9 @@ _INSTRUCTIONS = {
     r"|\bfor next time\s*:|\b(?:store|save|keep|remember) (?:this|that|it) as an? (?:lesson|rule|memory|instruction)\b",
     "hands the agent a task": r"\bbefore (?:you|doing|answering)[^.\n]{0,60}\b(?:task|request|anything)\b[^.\n]{0,60}\b(?:do|follow|call|send|execute)\b"
     r"|\bimportant message (?:from|to)\b|\bmust (?:first |always )?(?:call|use|execute|invoke) the (?:tool|function)\b",
+    "sets a rule for all": r"\b(?:from (?:now|today|this day) on(?:wards?)?|as of (?:now|today)|henceforth|ab (?:sofort|jetzt|heute)|a partir de (?:ahora|hoy)"
+    r"|d\u00e9sormais|d'ora in poi)\b,?[^.,;:!?\n]{0,40}\b(?:every(?:one|body)?|all|each|any(?:one|body)?|immer|stets|alle[nmrs]?|jede[nmrs]?|siempre"
+    r"|tod[oa]s|toujours|tou(?:s|te|tes)|sempre|tutt[ei])\b(?! (?:of |de )?(?:my|our|mine|mis?|mes|nos|meine\w*|unsere\w*|miei|mie)\b)",
     "asks for silence": r"\b(?:do not|don't|never) (?:tell|mention|inform|show|reveal)[^.\n]{0,30}\b(?:user|customer|anyone|this)\b",
 }
 _PATTERNS = {reason: re.compile(pattern, re.IGNORECASE) for reason, pattern in _INSTRUCTIONS.items()}
