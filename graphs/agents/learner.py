@@ -641,6 +641,8 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         keep: Callable[..., Any] = partial(conversations.record, place.thread, read=read, **about)
 
         def record() -> None:
+            if goes_on and self.agent.queue.shared.skip((place.scope, place.thread), turn.id, len(turns)):
+                return
             if suspicion is not None:
                 self.keep_out(place.scope, place.thread, *suspicion, place.turn)
             if left:

@@ -151,6 +151,15 @@ class SharedTurns:
             written = replace(known, stored=stored, ahead=max(0, known.ahead - count))
             self._hold(place, written if written.ahead else replace(written, now=stored, ended=ended))
 
+    def skip(self, place: Place, turn: str, count: int) -> bool:
+        """True if a later record of the turn waits, in whose place so many need not be written."""
+        with self._lock:
+            known = self._threads.get(place)
+            if known is None or known.now is None or known.ahead <= count or known.now.turns[-1].id != turn or current_branch():
+                return False
+            self._threads[place] = replace(known, ahead=known.ahead - count)
+            return True
+
     def drop(self, scope: tuple[str, ...], threads: Collection[str] | None = None) -> None:
         """Hold threads of a scope no more; None: all of them."""
         with self._lock:

@@ -11,7 +11,7 @@ from langgraph.store.memory import InMemoryStore
 from learngraph.memory.conversations import write_queue as queues
 from learngraph.memory.conversations.store import ConversationStore
 from learngraph.memory.conversations.turns import Turn
-from learngraph.memory.conversations.write_queue import WriteQueue, queue_of
+from learngraph.memory.conversations.write_queue import SharedTurns, WriteQueue, queue_of
 from learngraph.memory.errors import Unavailable
 from learngraph.memory.records import Task, Transition
 from learngraph.memory.storage.branches import Branch
@@ -135,3 +135,17 @@ def test_threads_that_write_at_once_each_find_what_they_have_written(monkeypatch
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(write, range(400)))
+
+
+def test_a_step_need_not_be_written_where_a_later_record_of_its_turn_waits() -> None:
+    shared, place = SharedTurns(), (SCOPE, "t")
+    kept = ConversationStore(InMemoryStore(), SCOPE, shared=shared)
+    for _ in range(2):
+        kept.note_turn("t", TURN, TASK)
+    assert shared.skip(place, TURN.id, 1)
+    assert not shared.skip(place, TURN.id, 1), "it is the last one"
+    kept.record("t", TURN, TASK, is_noted=True, goes_on=True)
+    assert kept.turns_at_hand("t") == kept.conversation("t").turns == (TURN,)
+    for turn in (TURN, replace(TURN, id="u2")):
+        kept.note_turn("t", turn, TASK)
+    assert not shared.skip(place, TURN.id, 1), "what waits is of another turn"
