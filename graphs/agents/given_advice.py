@@ -4,7 +4,8 @@
 
 Every later prompt of the thread begins as the one before did, so that a provider's prompt cache keeps it; at the end of the system
 message, a section that changes would have the whole conversation read anew. The sections stand in the agent's state beside its messages,
-which stay as they are. A section is left out once its message, or a conversation that it was drawn from, is no longer there.
+which stay as they are. A section is left out once its message, or a conversation that it was drawn from, is no longer there, or once other
+feedback has turned a success among these into a failure, or a failure into a success.
 """
 
 import operator
@@ -74,7 +75,8 @@ class AdvisedPrompts:
         method: whose sections these are.
         place: when a new one is given.
         trial: the thread's, which may get no advice.
-        is_known: ids -> whether all that a section was drawn from is still there.
+        is_known: sources -> whether all that a section was drawn from is still there, and as it was.
+        mark: ids of what a section is drawn from -> its sources.
         most: tokens that all sections of the thread may have; None: any number.
     """
 
@@ -86,8 +88,9 @@ class AdvisedPrompts:
         trial: ThreadTrial,
         is_known: Callable[[Sequence[str]], bool],
         most: int | None = None,
+        mark: Callable[[Sequence[str]], list[str]] = list,
     ) -> None:
-        self.method, self.place, self._messages = method, place, request.messages
+        self.method, self.place, self._messages, self._mark = method, place, request.messages, mark
         known: Sequence[dict[str, Any]] = request.state.get("given_advice") or ()  # type: ignore[assignment]
         here = message_keys(request.messages)
         mine = [one for one in known if one["method"] == method]
@@ -129,7 +132,7 @@ class AdvisedPrompts:
         if section and not is_given and not self.room.has_room(section):
             self.room.left_out, section = max(1, self.room.left_out), ""
         if last is not None and section.strip() and not is_given:
-            new = {"method": self.method, "message": last, "text": section, "sources": list(asked.sources)}
+            new = {"method": self.method, "message": last, "text": section, "sources": self._mark(asked.sources)}
             self.given = [*(one for one in self._before if one["message"] != last), new]
             self.has_changed = True
         shown: list[AnyMessage] = [_with_sections(one, key, self.given) for key, one in message_keys(self._messages).items()]

@@ -421,8 +421,8 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             drawn: Any = request.state.get("trials") or {}
             key, known = f"{self.method}/{place.thread}", drawn.get(self.method)
             trial = self.plan.draw(key, memory.ledger, known, is_guided=self.mode == "guide")
-            are_known = partial(self.are_known, memory)
-            prompts = AdvisedPrompts(request, self.method, self.place, trial, are_known, self.max_added_tokens)
+            are_known, mark = partial(self.are_known, memory), partial(self.mark_sources, memory)
+            prompts = AdvisedPrompts(request, self.method, self.place, trial, are_known, self.max_added_tokens, mark)
             entries: Any = request.state.get("learning") or ()
             state: Any = {**request.state, "learning": [one for one in entries if "failed" not in one]}
             own = self.agent.own_messages(plain_messages(request.messages), request.state.get("given_messages") or ())  # type: ignore[arg-type]

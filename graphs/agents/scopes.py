@@ -27,6 +27,7 @@ from weakref import WeakValueDictionary
 from langchain_core.messages import AnyMessage
 from langgraph.store.base import BaseStore
 
+from ...memory.attempts.trajectories import is_rewarded
 from ...memory.conversations import write_queue
 from ...memory.conversations.messages import StateKey, goal_and_last_turn
 from ...memory.conversations.origins import WITHHELD
@@ -100,6 +101,10 @@ Index = TypeVar("Index", bound=MemoryIndex)
 Item = TypeVar("Item")
 
 
+FAILED = " failed"
+"""The end of a source of a section that was a failure when the section was given."""
+
+
 @dataclass
 class ScopeMemory(Generic[Index]):
     """The conversations of a scope, and the method's memory of them."""
@@ -110,8 +115,8 @@ class ScopeMemory(Generic[Index]):
     """The changes that the memory holds."""
     looked: float = -1e9
     """Time of the last look for changes."""
-    ids: set[str] = field(default_factory=set)
-    """Ids of the trajectories that it holds."""
+    outcomes: dict[str, bool | None] = field(default_factory=dict)
+    """Id of each trajectory that it holds -> whether it was a success; None: nobody has said so."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     consulted: int = 0
     """Model calls for which this process looked into it."""
@@ -161,7 +166,7 @@ class ScopeMemory(Generic[Index]):
             return
         has_room = "left_out" not in entry
         is_shown = has_room or entry.get("added_tokens", 0) > 0
-        self.consulted, self.early = self.consulted + 1, self.early + (not getattr(self.index, "reflections", self.ids))
+        self.consulted, self.early = self.consulted + 1, self.early + (not getattr(self.index, "reflections", self.outcomes))
         self.recalled += bool(entry["recalled"] or not has_room) and is_shown
         self.left_out, self.unshown = self.left_out + (not has_room), self.unshown + (not is_shown)
         if "unwritten" in entry:
@@ -278,9 +283,15 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
     def prepare(self, memory: ScopeMemory[Index]) -> None:
         """Do ahead what the first question to a memory that was read would wait for."""
 
-    def are_known(self, memory: ScopeMemory[Index], ids: Sequence[str]) -> bool:
-        """True if all that a section was drawn from is still in the memory of a scope: here trajectories."""
-        return memory.ids.issuperset(ids)
+    def mark_sources(self, memory: ScopeMemory[Index], ids: Sequence[str]) -> list[str]:
+        """The sources of a section, as `are_known` asks for them: here ids of trajectories, those of failures with a mark."""
+        return [id + FAILED * (memory.outcomes.get(id) is False) for id in ids]
+
+    def are_known(self, memory: ScopeMemory[Index], sources: Sequence[str]) -> bool:
+        """True if all that a section was drawn from is still in the memory of a scope, and no success among it has become a failure since,
+        nor a failure a success."""
+        plain = [one.removesuffix(FAILED) for one in sources]
+        return memory.outcomes.keys() >= {*plain} and self.mark_sources(memory, plain) == [*sources]
 
     @checks_arguments
     def feedback(
@@ -972,9 +983,9 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
                     memory.seen = None
                     return None
                 memory.index = self.make_index()
-                memory.ids, memory.withheld = set(), {}
+                memory.outcomes, memory.withheld = {}, {}
             memory.seen = seen  # only now: a store that failed is read again
-            memory.ids |= {one.id for one in changed}
+            memory.outcomes |= {one.id: is_rewarded(one) for one in changed}
             for one in changed:
                 try:
                     for step in one.transitions:

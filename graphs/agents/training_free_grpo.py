@@ -222,10 +222,14 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
         entry = {"recalled": [one.id for one in shown], "version": versions.head, "said": said}
         return (yield from self.ask_with(request, section, entry))
 
-    def are_known(self, memory: ScopeMemory[StudyIndex[None]], ids: Sequence[str]) -> bool:
+    def mark_sources(self, memory: ScopeMemory[StudyIndex[None]], ids: Sequence[str]) -> list[str]:
+        """The ids of the lessons."""
+        return list(ids)
+
+    def are_known(self, memory: ScopeMemory[StudyIndex[None]], sources: Sequence[str]) -> bool:
         """True if these lessons are still in the scope's library."""
         versions = self._scope_versions(memory.conversations.scope)
-        return {one.id for one in versions.at(versions.head).lessons}.issuperset(ids)
+        return {one.id for one in versions.at(versions.head).lessons}.issuperset(sources)
 
     def study_group(
         self, memory: ScopeMemory[StudyIndex[None]], group: Sequence[Trajectory], critic: Runnable[Any, Any]

@@ -78,6 +78,30 @@ def test_a_section_is_given_when_it_changes_or_once_a_thread_and_goes_with_its_c
         SynapseMiddleware(InMemoryStore(), place="system")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("method", ["icrl", "reasoning-bank", "synapse"])
+def test_a_running_thread_shows_nothing_drawn_from_a_rating_that_was_turned(method: str) -> None:
+    agent, learner, _ = make(method, state_key=desk.issue)
+    serve(agent, 0, "t0")
+
+    def rate(reward: float, **more: str) -> None:
+        learner.feedback("t0", reward=reward, tenant="acme", **more)
+        if method == "reasoning-bank":
+            learner.learn(tenant="acme")
+
+    rate(1.0)
+    serve(agent, 4)
+    given = agent.get_state(config("long")).values["given_advice"]
+    assert [one["sources"] for one in given] == [["t0/0"]]
+    rate(1.0, text="Thank you")
+    serve(agent, 4)
+    assert agent.get_state(config("long")).values["given_advice"][0] == given[0], "words alone turn nothing"
+    rate(-1.0)
+    serve(agent, 4)
+    kept = agent.get_state(config("long")).values["given_advice"]
+    assert given[0]["text"] not in [one["text"] for one in kept]
+    assert {source for one in kept for source in one["sources"]} <= {"t0/0 failed"}
+
+
 def test_a_second_learner_compares_messages_without_the_advice_of_the_first() -> None:
     store, read = InMemoryStore(), list[str]()
 

@@ -231,7 +231,7 @@ def test_a_scope_that_was_forgotten_leaves_no_name_in_a_folder_and_nothing_elsew
     files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert [sum(word in text for text in files.values()) > 0 for word in (b"Ann", FORGOTTEN.encode())] == [True, False]
     for one in (other, learner):
-        held = [len(one._refreshed(one._labels({"tenant": tenant})).ids) for tenant in (FORGOTTEN, "Ann")]
+        held = [len(one._refreshed(one._labels({"tenant": tenant})).outcomes) for tenant in (FORGOTTEN, "Ann")]
         assert held == [0, 2]
 
 
