@@ -532,7 +532,8 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
                     self._add_review(place, found, reply)
 
             def fail(error: Exception) -> None:
-                self.agent.queue.shared.lose((place.scope, place.thread), f"{type(error).__name__}: {error}")
+                for id in (place.thread, *(str(one.id) for one in turn if one.type == "ai")):
+                    self.agent.queue.shared.lose((place.scope, id), f"{type(error).__name__}: {error}")
                 self._note_failure_of(place.scope, what, error)
 
             return place.turn if self.agent.queue.write_turn((place.scope, place.thread), end, fail) else ""

@@ -360,7 +360,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
 
     def _check_last_turn(self, labels: tuple[str, ...], thread: str, **asked: str | None) -> None:
         """Raise `UserError` where the last turn of a thread was not recorded, as far as this process knows, unless feedback names another."""
-        waits, why = self.agent.queue.waits_for((labels, thread)), self.agent.queue.shared.why_lost((labels, thread))
+        waits, lost = self.agent.queue.waits_for((labels, thread)), self.agent.queue.shared.why_lost
+        why = lost((labels, asked["message_id"] or thread)) or lost((labels, thread))
         if not waits and not why:
             return
         known = self._memory(labels).conversations.turns.get(thread)
@@ -369,7 +370,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         if waits:
             raise Unavailable(f"the last turn of conversation {thread!r} waits to be written, since the store has failed")
         raise UserError(
-            f"the last turn of conversation {thread!r} was not recorded, and cannot be rated: {why}; an earlier one is named by message_id="
+            f"the turn of conversation {thread!r} was not recorded, and cannot be rated: {why}; another one is named by message_id="
         )
 
     @checks_arguments

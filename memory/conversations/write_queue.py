@@ -106,14 +106,14 @@ class SharedTurns:
                 self._changed.pop((scope, id), None)
 
     def lose(self, place: Place, why: str) -> None:
-        """Take note that the last turn of a thread was given up."""
+        """Take note that the last turn of a thread, or the one of a reply, whose id stands for the thread's, was given up."""
         with self._lock:
             self._lost[place] = why
             if len(self._lost) > MOST_OPEN:
                 self._lost.popitem(last=False)
 
     def why_lost(self, place: Place) -> str:
-        """Why the last turn of a thread was given up; empty: it was not."""
+        """Why the last turn of a thread, or the one of a reply, was given up; empty: it was not."""
         return self._lost.get(place, "")
 
     def get(self, place: Place) -> _OpenThread | None:

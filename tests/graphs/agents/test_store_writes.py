@@ -209,6 +209,8 @@ def test_feedback_on_a_turn_that_was_not_recorded_says_so_and_rates_no_earlier_o
     assert learner.feedback("t", text="good", message_id=first, tenant="acme").reward == 1.0
     serve(agent, 2, "t")
     assert learner.feedback("t", reward=0.0, tenant="acme").reward == 0.0
+    with pytest.raises(UserError, match="the turn of conversation 't' was not recorded"):
+        learner.feedback("t", reward=-1.0, message_id=last, tenant="acme")
     assert "user gave it reward 1: good" in learner.explain("t", tenant="acme")
 
 
