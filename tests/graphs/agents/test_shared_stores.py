@@ -221,10 +221,10 @@ def test_no_file_of_a_folder_has_a_byte_of_what_was_forgotten(method: str, kind:
 def test_a_scope_that_was_forgotten_leaves_no_name_in_a_folder_and_nothing_elsewhere(method: str, tmp_path: Path) -> None:
     agent, learner, _ = make(method, str(tmp_path), refresh_seconds=0.0)
     other = make(method, str(tmp_path), refresh_seconds=0.0)[1]
-    for tenant in (FORGOTTEN, "Ann"):
+    for place, tenant in enumerate((FORGOTTEN, "Ann")):
         for n in (0, 4):
-            agent.invoke({"messages": desk.ticket(n)[0]}, config(f"t{n}", tenant))
-            learner.feedback(f"t{n}", reward=float(n == 0), tenant=tenant)
+            agent.invoke({"messages": desk.ticket(n)[0]}, config(f"t{place}{n}", tenant))
+            learner.feedback(f"t{place}{n}", reward=float(n == 0), tenant=tenant)
         getattr(learner, "learn", learner.status)(tenant=tenant)
     assert [one.status(tenant=FORGOTTEN).rated for one in (other, learner)] == [2, 2]
     assert learner.forget(tenant=FORGOTTEN) == 2
