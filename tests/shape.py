@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_341, "tests": 73_748}
+LINES: Mapping[str, int] = {"source": 87_348, "tests": 73_761}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -50,7 +50,7 @@ ROOMS: Mapping[str, int] = {
     "tools/pocket": 317,
     "tools/serving": 3_487,
     "tools/traces": 737,
-    "tools/training": 3_754,
+    "tools/training": 3_758,
 }
 """Most lines of each room; the files at the top of a folder are a room, too."""
 ARROWS_UP = 2

@@ -148,7 +148,7 @@ class TeacherSettings:
     """The teacher reads the text of the feedback. False: only whether the reward was above 0."""
     rewrites: int = 32
     """Longest reply, in tokens, that is written anew by the words of its feedback and learned as it should have been (for `mixed`). Of
-    longer ones, and for 0, the reply as it was is drawn towards the teacher, as in the paper."""
+    longer ones, where the teacher guesses (a word below 1/2), and for 0, the reply as it was is drawn towards the teacher, as in the paper."""
     repairs: int = 12
     """Further updates of a step, at most, while it has not learned the replies that should have been, or has lost liked ones (for
     `mixed`): what is half learned garbles. Paper: 0."""

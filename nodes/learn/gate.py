@@ -42,8 +42,8 @@ class GateSettings:
     """Nats per token by which the retention set's replies may become less likely than under the base model."""
     min_entropy_share: float = 0.6
     """Share of the base model's entropy that must remain. The public code's planned threshold: 0.6."""
-    max_kl: float = 5.0
-    """Largest KL(pi || base) per token, in nats. In a reply of four tokens, one new word that the base model would never say takes 3."""
+    max_kl: float = 8.0
+    """Largest KL(pi || base) per token, in nats. In a reply of four tokens, each new word that the base model would never say takes 3."""
     texts: int = 8
     """Texts from which entropy and KL are read, at least, if the buffer has as many."""
 

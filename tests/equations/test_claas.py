@@ -296,7 +296,10 @@ def test_one_reading_of_a_reply_serves_up_to_its_next_change() -> None:
     new.go_on((4, 5, 6, 0, 0), teacher, wordless, wordless, 32)
     assert (new.written, new.is_over) == ([4, 5, 3], False)  # what was read behind it was read behind a 6
     new.go_on((4, 5, 3, 6, 0, 0), places[[4, 5, 3, 0, 0, 0]].log(), places[[4, 5, 3, 0, 0, 0]].log(), wordless, 32)
-    assert (new.written, new.is_over) == ([4, 5, 3, 0], True)
+    assert (new.written, new.is_over, new.sureness) == ([4, 5, 3, 0], True, pytest.approx(1.0))
+    unsure = Rewriting([4, 5, 6, 0], {0})
+    unsure.go_on((4, 5, 6, 0, 0), (0.4 * places[[4, 5, 3, 0, 0]] + 0.06).log(), wordless, wordless, 32)
+    assert (unsure.written, unsure.sureness) == ([4, 5, 3], pytest.approx(0.46))
 
 
 def test_a_slip_is_where_the_learner_clings_least_to_what_was_said() -> None:

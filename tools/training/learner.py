@@ -69,6 +69,8 @@ CONTRADICTIONS = 3
 LEARNED = 0.8
 """Probability of each token of a reply to imitate from which on it is learned; and the share of its former one that each token of a liked
 reply must keep."""
+SURE = 0.5
+"""Least probability of each token that the teacher puts into a reply to imitate: a guess is not what was asked for."""
 HOLD = 0.5
 """Weight of a token of a liked reply that is lost whole, beside that of a token to imitate: who changes his mind is followed."""
 PARENT_SHARE = 0.95
@@ -406,14 +408,14 @@ class LoRATrainer:
 
     def _rewrite(self, samples: Sequence[TrainingSample], state: VersionState, batch: Minibatch) -> list[TrainingSample]:
         """The samples, in the place of those with words the replies that the words ask for, to be imitated. Words that change nothing of a
-        reply teach nothing."""
+        reply teach nothing; where the teacher only guesses what they ask for, the reply as it was is drawn towards the teacher."""
         worded = [one for one in samples if one.hindsight is not None]
         blamed = frozenset(one.id for one in batch.exchanges if one.feedback and (one.feedback.reward or 0) < 0)
         written = iter(self._written_anew(worded, state, blamed) if worded else ())
         found = []
         for sample in samples:
             new = next(written) if sample.hindsight is not None else None
-            if new is None or not new.is_over:
+            if new is None or not new.is_over or new.sureness < SURE:
                 found.append(sample)
             elif new.has_changed:
                 example = Example(sample.example.prompt, tuple(new.written))

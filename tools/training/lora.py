@@ -438,19 +438,22 @@ class Rewriting:
     is_apart: bool = False
     """Something was changed, and the old reply not taken up again since."""
     has_changed: bool = False
+    sureness: float = 1.0
+    """Least probability that the teacher gave a token that it put in."""
 
     @property
     def is_over(self) -> bool:
         """True if the turn has ended."""
         return bool(self.written) and self.written[-1] in self.ends
 
-    def add(self, likeliest: int, moved: float, learned: int) -> None:
+    def add(self, likeliest: int, moved: float, learned: int, probability: float = 1.0) -> None:
         """Write one more token.
 
         Args:
             likeliest: the teacher's likeliest next token.
             moved: 1/2 sum_v |q(v) - q0(v)|, the share of the teacher's mind that the words change here.
             learned: the learner's likeliest next token.
+            probability: the teacher's, of its likeliest next token.
         """
         rest = self.said[self.place : self.place + 2]
         has_slipped = not self.is_apart and self.place == self.slip and likeliest != rest[0]
@@ -462,6 +465,7 @@ class Rewriting:
             rest = self.said[self.place : self.place + 2]
         if self.is_apart or not rest or (moved >= 0.5 and likeliest != rest[0]):
             self.is_apart = self.has_changed = True
+            self.sureness = min(self.sureness, probability)
             self.written.append(likeliest)
         else:
             self.written.append(rest[0])
@@ -470,10 +474,11 @@ class Rewriting:
     def go_on(self, draft: Sequence[int], teacher: Tensor, wordless: Tensor, learner: Tensor, most: int) -> None:
         """Write on, up to `most` tokens, while what is written is the beginning of a draft of T tokens; (T, V): log q, log q0 and log pi."""
         moved = ((teacher.exp() - wordless.exp()).abs().sum(-1) / 2).tolist()  # (T,)
-        likeliest, learned = teacher.argmax(-1).tolist(), learner.argmax(-1).tolist()  # (T,)
+        (highest, places), learned = teacher.max(-1), learner.argmax(-1).tolist()  # (T,)
+        likeliest, probabilities = places.tolist(), highest.exp().tolist()  # (T,)
         at = len(self.written)
         while at < min(len(draft), most) and not self.is_over and (at == 0 or self.written[-1] == draft[at - 1]):
-            self.add(likeliest[at], moved[at], learned[at])
+            self.add(likeliest[at], moved[at], learned[at], probabilities[at])
             at += 1
 
 
