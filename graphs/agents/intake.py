@@ -148,10 +148,11 @@ class Intake:
             try:
                 for step in (step for turn in one.turns for step in turn.steps):
                     finite_reward(step.reward or 0.0)
-                read = [replace(r, reward=None if r.reward is None else self.rewards.read(r.reward)) for r in ratings]
+                if wrong := [one for one in (finite_reward(rating.reward or 0.0) for rating in ratings) if not -1 <= one <= 1]:
+                    raise UserError(f"a file has rewards as an export has them, from -1 to 1; got {wrong[0]:g}")
             except UserError as error:
                 raise UserError(f"{path}, line {line}: {error}") from error
-            kept.append(self._adopt(one, read))
+            kept.append(self._adopt(one, ratings))
         for why, count in left_out.items():
             words = "%s of %s left out: %s in `scope`; import them under that value, or delete `scope` from the rows to give them away"
             LOG.warning(words, plural(count, "conversation"), path, why)

@@ -583,8 +583,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         """Take in rated conversations of a file, such as what another learner exported; returns the number of rated stretches learned.
 
         They become this agent's, whatever agent they were recorded of; without `task=`, attempts at the same as all others. A line whose
-        `scope` has other values is left out, and the log says so. All are kept as its own are: screened, also what the agent said, held
-        if all is, and without what only tools have said (memory/conversations/origins.py).
+        `scope` has other values is left out, and the log says so. Rewards are from -1 to 1, as `export` has them. All are kept as its own
+        are: screened, also what the agent said, held if all is, and without what only tools have said (memory/conversations/origins.py).
         """
         intake = Intake(self.screen, self.rewards, self.state_key, self.agent.listed, self._task, self.check_source, self.user)
         values = {name: scope.get(name) for name in self.scope.names}

@@ -626,3 +626,20 @@ def test_a_quarantined_conversation_is_exported_as_such_and_not_learned_from_whe
     assert set(rated(learner)) == {"c/0"}
     _, other = make(InMemoryStore())
     assert other.import_trajectories(file, tenant="acme") == 2
+
+
+def test_stars_are_the_same_stars_after_an_export_and_an_import(tmp_path: Path) -> None:
+    agent, learner = make(InMemoryStore(), reward_range=(1, 5))
+    for stars in range(1, 6):
+        ask(agent, f"t{stars}", 0)
+        learner.feedback(f"t{stars}", reward=stars, tenant="acme")
+    rows = list(learner.export(tenant="acme"))
+    file = tmp_path / "kept.jsonl"
+    file.write_text("".join(f"{json.dumps(one)}\n" for one in rows))
+    _, other = make(InMemoryStore(), reward_range=(1, 5))
+    assert other.import_trajectories(file, tenant="acme") == 5
+    assert rated(other) == rated(learner) == {"t1/0": -1, "t2/0": -0.5, "t3/0": 0, "t4/0": 0.5, "t5/0": 1}
+    rows[0]["ratings"][0]["reward"] = 5
+    file.write_text(json.dumps(rows[0]))
+    with pytest.raises(UserError, match="line 1: a file has rewards as an export has them, from -1 to 1; got 5"):
+        other.import_trajectories(file, tenant="acme")
