@@ -133,7 +133,8 @@ class ToolDecisions:
         except UserError:
             return None
         form = self.form({"name": name, "args": arguments})
-        return None if form is None or any(FROM_TOOL in str(value) for _, value in form.chosen) else form
+        unknown = (FROM_TOOL, "[secret]", "[private]")
+        return None if form is None or any(mark in str(value) for _, value in form.chosen for mark in unknown) else form
 
     def form_of_memory(self, text: str) -> DecisionForm | None:
         """The decision that `str(form)` wrote; None if the agent has no such tool any more."""

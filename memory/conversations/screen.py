@@ -22,7 +22,7 @@ from ..errors import UserError, did_you_mean
 from ..records import Transition
 from .messages import AT_ONCE, REPLY, StateKey, call_text, steps, text_read, told_steps
 from .origins import FROM_TOOL, Origins, readable
-from .reviews import REJECTED
+from .reviews import MARK, REJECTED
 
 __all__ = ["Screen", "Suspicion"]
 
@@ -39,14 +39,14 @@ _SECRETS = re.compile(
 _NAMED = re.compile(r"(?i)\b((?:api[_ -]?key|secret|token)\b[\"']?\s*(?:[:=]|is\b)\s*[\"']?)([^\s\"',;]{6,})")
 _IS = r"\s*(?:[:=]|(?:is|was|ist|war|lautet|es|era|est)\b:?)\s*[\"'`\u201c\u201e]?"
 _NO_PASSWORD = (
-    r"(?:\w+(?:ed|ing|able|ly|[ckp]t)|wrong|correct|right|good|weak|strong|safe|secure|secret|stolen|forgotten|broken|known|unknown|gone|invalid|"
+    r"(?:[^\W\d]+(?:ed|ing|able|ly|[ckp]t)|wrong|correct|right|good|weak|strong|safe|secure|secret|stolen|forgotten|broken|known|unknown|gone|invalid|"
     r"empty|blank|reset|there|here|what|also|still|never|always|again|back|been|fine|very|only|same|long|short|different|please|without|"
     r"because|your|this|that|from|case|when|nicht|falsch|ung\u00fcltig|vergessen|jetzt|immer|noch|bitte)[.!?:)]*(?![^\s,;\"'])"
 )
 _PASSWORD = re.compile(
-    r"(?i)\b((?:pass(?:word|wd|phrase|code|wort)|pwd|kennwort|contrase\u00f1a|mot de passe)\b[\"']?"
+    r"(?i)\b((?:pass(?:word|wd|phrase|code|wort)|pwd|pw|kennwort|contrase\u00f1a|mot de passe)\b[\"']?"
     rf"(?:(?:\s+(?:for|to|of|at|f\u00fcr|zu)(?:\s+[\w.-]+){{1,4}}?)?{_IS}(?!{_NO_PASSWORD})"
-    r"|(?:(?<=\bmy password)\s+to)?\s+(?=\S*\d)(?=\S*[a-z])(?=\S{6})))([^\s\"'`,;:=][^\s\"'`,;]{3,})"
+    r"|(?:(?<=\bmy password)\s+to|['\u2019]s)?\s+(?=\S*\d)(?=\S*[a-z])(?=\S{6})))([^\s\"'`,;:=][^\s\"'`,;]{3,})"
 )
 """A password after its name and `is`, without words such as `wrong`; or one of letters and digits right after its name."""
 _SETTING = re.compile(
@@ -58,6 +58,14 @@ _SETTING = re.compile(
 _PIN = re.compile(
     rf"(?i)\b((?:pin|otp|cvv|cvc|geheimzahl)(?:[ -]?(?:code|number|nummer))?\b[\"']?(?:{_IS}|\s+))\d{{3,12}}\b(?![.,:/-]\d)"
 )
+_ARGUMENT = re.compile(
+    r"(?:[^=]*(?:[_-]|(?-i:[a-z](?=[A-Z]))))?(?:pw|(?:pin|otp|cvv|cvc|geheimzahl|(?:access|security|verification)(?=[_-]?code))"
+    r"(?:[_-]?(?:code|number|nummer))?)=.+"
+    r"|[^=]*(?:pass(?:word|wd|phrase|code|wort)|pwd|kennwort|contrase\u00f1a)s?(?:[_-]?(?:\d|again|confirm\w*|hash|new|old|repeat\w*))?=.+"
+    r"|[^=]*(?:secrets?|token|(?:api|access|account|secret|private|master|signing|encryption|auth)[_-]?keys?(?:[_-]?id)?)=.{6,}",
+    re.IGNORECASE | re.DOTALL,
+)
+"""An argument of a call, as `name=value`, that is a secret by its name, whatever its value is like."""
 _CARD = re.compile(r"\b\d(?:[ -]?\d){12,18}\b")
 _PII = re.compile(
     r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b|\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){3,7}(?: ?[A-Z0-9]{1,3})?\b|\b\d{3}-\d{2}-\d{4}\b"
@@ -157,7 +165,7 @@ class Screen:
             start: place of the first message whose steps are wanted.
             listed: name of a tool -> its arguments whose values are kept, since the tool's schema lists them.
         """
-        start, messages = len(self.learnable(messages[:start])), self.learnable(messages)
+        start, messages = len(self.learnable(messages[:start])), self.learnable(messages, listed)
         done = steps(messages, state_key, start=start)
         if not self.finds_instructions:
             return done
@@ -176,7 +184,7 @@ class Screen:
         kept, spoken, observation = list[Transition](), list[str](), ""
         for step, read, said in told_steps(done):
             spoken += [str(message.text) for message in (*read, said) if isinstance(message, HumanMessage | AIMessage)]
-            heard, acted = self.learnable(read), self.learnable([said])
+            heard, acted = self.learnable(read), self.learnable([said], listed)
             if self.finds_instructions:
                 heard, acted = [origins.read(one) for one in heard], [origins.read(one) for one in acted]
             if read:
@@ -190,8 +198,8 @@ class Screen:
             kept.append(told if acted else replace(told, action=FROM_TOOL))
         return _learnable_steps(kept), spoken
 
-    def learnable(self, messages: Sequence[BaseMessage]) -> list[Any]:
-        """The messages that may be learned from, with their secrets blackened."""
+    def learnable(self, messages: Sequence[BaseMessage], listed: Mapping[str, Collection[str]] | None = None) -> list[Any]:
+        """The messages that may be learned from, with their secrets blackened; `listed` as in `steps`."""
         kept = list[BaseMessage]()
         for message in messages:
             if isinstance(message, ToolMessage) and message.name in self.unlearned_tools:
@@ -205,7 +213,9 @@ class Screen:
                 calls = [call for call in message.tool_calls if call["name"] not in self.unlearned_tools]
                 if not calls and not str(message.text).strip():
                     continue
-                update["tool_calls"] = [{**call, "args": self._values(call["args"])} for call in calls]
+                update["tool_calls"] = [self._call(call, listed) for call in calls]
+            if isinstance(message, ToolMessage) and isinstance(mark := message.additional_kwargs.get(MARK), dict):
+                update["additional_kwargs"] = {**message.additional_kwargs, MARK: self._call(mark, listed)}
             kept.append(message.model_copy(update=update) if update else message)
         return kept
 
@@ -224,12 +234,21 @@ class Screen:
             return self.redact(block)
         return {**block, "text": self.redact(block["text"])} if isinstance(block.get("text"), str) else block
 
-    def _values(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self.redact(value)
+    def _call(self, call: Mapping[str, Any], listed: Mapping[str, Collection[str]] | None) -> dict[str, Any]:
+        """A call (`name`, `args`) with its secrets blackened: what the tool's schema lists is none."""
+        known = (listed or {}).get(call["name"], ())
+        return {**call, "args": {name: one if name in known else self._value(one, name) for name, one in call["args"].items()}}
+
+    def _value(self, value: Any, name: str) -> Any:
+        """The value of an argument with its secrets blackened."""
         if isinstance(value, dict):
-            return {name: self._values(one) for name, one in value.items()}
-        return [self._values(one) for one in value] if isinstance(value, list) else value
+            return {key: self._value(one, str(key)) for key, one in value.items()}
+        if isinstance(value, list):
+            return [self._value(one, name) for one in value]
+        is_given = value is not None and not isinstance(value, bool)
+        if self.redacts and is_given and _ARGUMENT.fullmatch(f"{name}={value}"):
+            return "[secret]"
+        return self.redact(value) if isinstance(value, str) else value
 
 
 def _learnable_steps(done: Sequence[Transition]) -> list[Transition | None]:

@@ -18,6 +18,7 @@ from openai_server import OpenAIServer
 from variants import quick
 
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
+from learngraph.graphs.agents.tool_decisions import ToolDecisions
 from learngraph.graphs.jitrl import JitRL
 from learngraph.memory.search.vectors import CosineSimilarity
 from learngraph.tools.models.openai_model import OpenAIChatModel
@@ -224,3 +225,11 @@ def test_samples_come_in_one_request_where_the_server_takes_n(
     assert asked == [None, None, *sent]
     (entry,) = [one for one in learner.conversation("t1", tenant="acme").turns[0].advice if one["decision"]]
     assert [(row["action"], row["prior"]) for row in entry["candidates"]] == [("resolve(how='refund', order=...)", 0.0)]
+
+
+@pytest.mark.parametrize("value", ["[secret]", "[private]", "[from read_file]"])
+def test_a_decision_with_a_value_that_is_not_kept_is_not_taken_again(value: str) -> None:
+    decisions = ToolDecisions({"resolve": ["order"]})
+    decisions.read_tools([desk.resolve])
+    assert decisions.form_of_text(f"resolve(how='refund', order={value!r})") is None
+    assert str(decisions.form_of_text("resolve(how='refund', order='A1')")) == "resolve(how=..., order='A1')"

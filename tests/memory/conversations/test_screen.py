@@ -12,7 +12,7 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 
 from learngraph.memory.conversations import origins
-from learngraph.memory.conversations.messages import last_turn, steps
+from learngraph.memory.conversations.messages import call_text, last_turn, steps
 from learngraph.memory.conversations.screen import Screen
 from learngraph.memory.errors import UserError
 
@@ -39,6 +39,8 @@ from learngraph.memory.errors import UserError
         ("AccountKey=Eby8vdM02xNOcqFlqUwJ==;x", "AccountKey=[secret];x"),
         ("redis://:p4ssw0rd@host:6379", "redis://[secret]@host:6379"),
         ("Log in? pass: hunter2; root pw: hunter2", "Log in? pass: [secret]; root pw: [secret]"),
+        ("my password is hunter2ed", "my password is [secret]"),
+        ("pw hunter22x. My password's hunter22x", "pw [secret] My password's [secret]"),
         ("order 4242 4242 4242 4243 of tokens sold", "order 4242 4242 4242 4243 of tokens sold"),
         ("write to ann@shop.com or 555-123-2002", "write to ann@shop.com or 555-123-2002"),
     ],
@@ -59,10 +61,48 @@ def test_secrets_are_blackened_and_other_numbers_stay(said: str, kept: str) -> N
         "My boarding pass: A113b42. max_tokens=4096, next_page_token: none; primary_key=customer_1, reset_password=required",
         "Is http://host:8080/a@b up? secret_name=my-config-1, bypass=enabled1, pass: 12 of 14 tests, a turkey: 12345678abc",
         "My password isn't working. The password is still the same, and the password reset page is empty.",
+        "The password's length is 12, my password's expiry is near, and the pw is wrong.",
     ],
 )
 def test_words_about_passwords_are_no_secrets(said: str) -> None:
     assert Screen().redact(said) == said
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_secret"),
+    [
+        *(
+            (name, "swordfish", True)
+            for name in ("password", "passwd", "new_password", "passwordConfirm", "db-pwd", "Passwort")
+        ),
+        *(
+            (name, "correct horse battery", True)
+            for name in ("passphrase", "api_key", "accessToken", "client_secret", "apiKey")
+        ),
+        *((name, 4921, True) for name in ("pin", "userPin", "cvv", "pin_code", "otp", "security_code", "password2")),
+        *((name, "A7-4921", False) for name in ("shipping", "order", "code", "key", "pinned", "max_tokens", "password_link")),
+        *((name, value, False) for name, value in (("pin", True), ("password", None), ("password", ""), ("token", "ETH"))),
+        ("body", "set it to: pass\nname=1", False),
+    ],
+)
+def test_an_argument_is_a_secret_by_its_name(name: str, value: Any, is_secret: bool) -> None:
+    """Also one within another, in the call that a person made of it, and in what was recorded elsewhere; not where redacts=False."""
+    given, kept = ({"a": {name: [one]}, name: one} for one in (value, "[secret]" if is_secret else value))
+    asked, made = AIMessage("", tool_calls=[call("act", **given)]), {"name": "act", "args": given}  # type: ignore[list-item]
+    done = ToolMessage("ok", name="act", tool_call_id="act", additional_kwargs={"executed_call": made})
+    talk = [HumanMessage("Do it."), asked, done, AIMessage("Done.")]
+    action = call_text({"name": "act", "args": kept})
+    assert Screen().steps(talk, last_turn)[0].action == action
+    assert Screen().learnable(talk)[1].tool_calls[0]["args"] == kept
+    open_steps = Screen(redacts=False).steps(talk, last_turn)
+    assert open_steps[0].action == call_text(made)
+    assert Screen().steps(talk, last_turn, listed={"act": [name, "a"]}) == open_steps, (
+        "a value that a schema lists is no secret"
+    )
+    if name.isidentifier():
+        told = Screen().retell([replace(open_steps[0], action=call_text({"name": "act", "args": {name: value}}))])[0][0]
+        assert told is not None
+        assert told.action == call_text({"name": "act", "args": {name: kept[name]}})
 
 
 def test_private_data_is_blackened_where_asked_for() -> None:
