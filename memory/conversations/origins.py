@@ -78,6 +78,11 @@ _TO_CALL = (
     r"|\b{0}(?:\s*\(|[`'\"]?\s+(?:tool|function)\b)"
 )
 """An order to call the tool of a name, in five languages: `call escalate`, `rufe escalate auf`, `use the escalate tool`, `escalate(...)`."""
+_TO_NAME = (
+    r"\b(?:please|kindly|always|you\s+(?:must|should|have\s+to|need\s+to)|forget(?:\s+to)?|next(?:\s+step:?|:)|to-?do:?|let)[\s,]+"
+    rf"(?:(?:also|now|first|then|just|simply)[\s,]+)*[`'\"]?{{0}}\b(?!\s+{_DONE})"
+)
+"""An order with the name of a tool for its verb, whatever the name is: `please share_file`, `next step: refund`."""
 _UNSEEN = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff\U000e0000-\U000e007f]")
 """Characters that nobody sees, and that split words."""
 _FIELD = re.compile(r"\b([A-Za-z_]\w{0,24})[\"']?\s*[=:](?!/)")
@@ -159,19 +164,22 @@ class Origins:
         """A call as it is remembered: with the name of a tool in the place of its own where that tool's order may explain the call.
 
         So it is with a call that a result says to make, or whose name has a word of an order and of no other tool's name, unless a user has
-        said the name, or another result one of the values; and with a call that has a value of an order to the agent, and of nobody else.
+        said the name, or another result one of the values; and with a call that has a value of an order, and of nobody else: where the order
+        does not speak to the agent, unless a user has said a word of the name.
         """
         words, leaves = self._own_words(call["name"]), map(_forms, _leaves(call["args"]))
         other_tools = " ".join(name.replace("_", " ") for name in self._listed if name != call["name"]).casefold()
         named = [word for word in words if not _has(f"{_COMMON} {other_tools}", word)]
         new = [forms for forms in leaves if not _has_any(self._asked, forms)]
-        untold = [forms for forms in new if not any(_has_any(one.told, forms) for one in self._results)]
+        known = (self._chosen, *(one.told for one in self._results))
+        untold = [forms for forms in new if not any(_has_any(text, forms) for text in known)]
+        is_asked = len(words) < len(_name_words(call["name"]))
         for one in self._results:
             others = " ".join(other.told for other in self._results if other.text != one.text)
             is_free = not words or any(_has_any(others, forms) for forms in new)
             is_named = not is_free and (any(_has(one.orders, w) for w in named) or all(_has(one.orders, w) for w in words))
             is_said = bool(words) and _says_to_call(one.text, one.orders, call["name"])
-            has_value = one.instructs and any(_has_any(one.orders, forms) for forms in untold)
+            has_value = (one.instructs or not (is_free or is_asked)) and any(_has_any(one.orders, forms) for forms in untold)
             if is_named or is_said or has_value:
                 return {**call, "name": f"{FROM_TOOL}{one.tool}]", "args": {}}
         return {**call, "args": self._arguments(call["name"], call["args"])}
@@ -196,7 +204,9 @@ class Origins:
     def _note_result(self, tool: str, text: str, *, is_kept: bool) -> bool:
         """Note what a tool has said. Returns whether its words are kept; those of an order are not."""
         instructs, said, parts = self._instructs(text), _plain(text), _END.split(readable(text))
-        ordering = [one for one in parts if _ORDER.search(one)] or [one for one in parts if instructs and self._instructs(one)]
+        ordering = [one for one in parts if _ORDER.search(one) or self._names_tool(one)] or [
+            one for one in parts if instructs and self._instructs(one)
+        ]
         told, orders = (_plain(" ".join(one for one in parts if (one in ordering) == kind)) for kind in (False, True))
         is_order = instructs or orders or any(_says_to_call(said, orders, name) for name in self._listed)
         is_kept = is_kept and not is_order
@@ -204,6 +214,13 @@ class Origins:
         quotes, stems = frozenset(_runs(_WORD.findall(plain))), _stems(plain)
         self._results.insert(0, _Result(tool, told, orders, instructs, is_kept, said, quotes, stems))
         return is_kept
+
+    def _names_tool(self, sentence: str) -> bool:
+        """True if a sentence is an order with the name of a tool for its verb."""
+        plain = _plain(sentence)
+        return any(
+            name.casefold() in plain and re.search(_TO_NAME.format(re.escape(name.casefold())), plain) for name in self._listed
+        )
 
     def _is_short(self, text: str, call: Mapping[str, Any] | None) -> bool:
         """True if a result says little beside what the agent has said in its call."""
@@ -214,8 +231,7 @@ class Origins:
 
     def _own_words(self, tool: str) -> list[str]:
         """The words in a tool's name that no user has said."""
-        words = tool.casefold().split("_")
-        return [word for word in [one for one in words if len(one) > 3] or words if not _has(self._asked, word)]
+        return [word for word in _name_words(tool) if not _has(self._asked, word)]
 
     def _arguments(self, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
         listed, words = self._listed.get(tool, ()), self._own_words(tool)
@@ -278,6 +294,12 @@ class Origins:
 
         found = next(filter(has_said, self._results), None)
         return f"{FROM_TOOL}{found.tool}]" if found else ""
+
+
+def _name_words(tool: str) -> list[str]:
+    """The words in a tool's name that say something."""
+    words = tool.casefold().split("_")
+    return [one for one in words if len(one) > 3] or words
 
 
 def _says_to_call(text: str, orders: str, name: str) -> bool:
