@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_391, "tests": 73_854}
+LINES: Mapping[str, int] = {"source": 87_400, "tests": 73_881}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -24,7 +24,7 @@ ROOMS: Mapping[str, int] = {
     "graphs/experiments": 7_677,
     "graphs/presets": 115,
     "graphs/serving": 2_470,
-    "graphs/studio": 2_219,
+    "graphs/studio": 2_228,
     "graphs/wiring": 4_962,
     "memory": 1_497,
     "memory/attempts": 650,

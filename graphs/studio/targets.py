@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from functools import cache
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from langgraph.checkpoint.memory import InMemorySaver
@@ -200,7 +201,7 @@ def graph_target(options: StudioOptions) -> Studio:
         walked = drawing.wire_onto(code.graph)
         given = read_graph_input(walked, usual if input is None else input)
         walked = walked if walked.checkpointer else walked.copy(update={"checkpointer": InMemorySaver()})
-        return start(walked, given, thread=f"studio-{number}")
+        return start(walked, given, thread=f"studio-{token_hex(4)}")  # an earlier process may have left threads
 
     def reload() -> Any:
         if code.reload() is None:

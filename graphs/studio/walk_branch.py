@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import StateSnapshot
 from pydantic_core import to_jsonable_python
 
@@ -71,6 +72,12 @@ class WalkBranch:
     def place(self) -> str:
         """A text that differs from place to place."""
         return f"{self.walk.place['configurable'].get('checkpoint_id', '')} {self.here} {len(self.walk.inside)}"
+
+    @property
+    def thread(self) -> str:
+        """Name of the run's thread; empty where only this process's memory holds it."""
+        in_memory = isinstance(self.walk.graph.checkpointer, InMemorySaver)
+        return "" if in_memory else str(self.walk.place["configurable"]["thread_id"])
 
     @property
     def is_at_fork(self) -> bool:

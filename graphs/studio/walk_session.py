@@ -155,6 +155,7 @@ class WalkSession:
             "graph": self._graph_of(branch),
             "inside": [f"{one.node}, invocation {one.number + 1}" if one.number else one.node for one in branch.walk.inside],
             "what_if": branch.walk.branch is not None,
+            "thread": branch.thread,
             "questions": questions,
             "answered": answered,
             "note": f"before {names_of(last.next)}" if last.next else "at the end",

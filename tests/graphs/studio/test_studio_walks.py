@@ -743,6 +743,33 @@ def test_an_agent_of_ones_own_that_plays_episodes_walks_with_a_task_of_the_world
     assert current(seen)["note"] == "before LookUpQValues"
 
 
+KEPT_APP = """
+import sqlite3
+from langchain.agents import create_agent
+from langchain_core.language_models import FakeListChatModel
+from langgraph.checkpoint.sqlite import SqliteSaver
+
+saver = SqliteSaver(sqlite3.connect("kept.sqlite", check_same_thread=False))
+graph = create_agent(FakeListChatModel(responses=["One."]), [], checkpointer=saver)
+"""
+
+
+def test_a_new_run_begins_anew_where_the_checkpointer_holds_those_of_an_earlier_process(app_folder: Path) -> None:
+    (app_folder / "my_kept_app.py").write_text(KEPT_APP)
+
+    def say(text: str) -> tuple[Any, dict[str, Any]]:
+        """The walk of the first talk of a studio, and what the page shows of it."""
+        studio = open_studio(StudioOptions("my_kept_app:graph"))
+        seen = studio.answer("act", {"view": "walk", "do": "say", "branch": "", "expected": "", "text": text})
+        return studio.walk.walks["run 1"], current(seen)  # type: ignore[union-attr]
+
+    (first, seen), (second, _) = say("a secret"), say("a new talk")
+    assert [str(one.text) for one in second.state["messages"]] == ["a new talk", "One."]
+    again = learngraph.Walk(first.graph, {"configurable": {"thread_id": seen["thread"]}})
+    assert [str(one.text) for one in again.state["messages"]] == ["a secret", "One."]
+    assert current(session(counter()).overview())["thread"] == "", "a thread in the process's memory ends with it"
+
+
 def test_settings_of_a_methods_form_go_into_the_walk_and_the_python_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
