@@ -637,11 +637,11 @@ class Walk:
 
 
 def start(graph: Graph, input: Any = None, thread: str | None = None, config: RunnableConfig | None = None) -> Walk:
-    """Begin a run and pause before its first node.
+    """Begin a run and pause before its first node; without an input, stand where a thread stands. No node runs.
 
     Args:
         graph: compiled with a checkpointer.
-        input: the input, as for `graph.invoke`.
+        input: the input, as for `graph.invoke`; None: the run goes on that the checkpointer holds under this thread.
         thread: the run's name for the checkpointer; None: the first of `walk-1`, `walk-2`, ... that the checkpointer does not hold, so that
             a cell that runs again begins anew. A second run of the same name begins with the channels of the first.
         config: further settings of every call of the graph, such as `{"configurable": {"user": "ann"}}`.
@@ -657,5 +657,6 @@ def start(graph: Graph, input: Any = None, thread: str | None = None, config: Ru
             check_input(graph, input)
             threads = (RunnableConfig(configurable={"thread_id": f"walk-{number}"}) for number in count(1))
             place = next(one for one in threads if read_moment(graph, in_loop, one).created_at is None)
-        call_graph(graph, in_loop, "invoke", input, merge(given, place), interrupt_before="*")
+        if input is not None:
+            call_graph(graph, in_loop, "invoke", input, merge(given, place), interrupt_before="*")
     return Walk(graph, place, config=given)

@@ -164,6 +164,16 @@ def test_a_walk_without_a_name_begins_anew() -> None:
     assert start(graph, {"n": 0, "by": 1}, thread="walk-2").finish().state["trail"] == [1, 2, 3, 4, 5] * 2
 
 
+def test_step_without_an_input_stands_where_the_thread_stands() -> None:
+    graph = counter(InMemorySaver())
+    assert start(graph, {"n": 0, "by": 1}, thread="kept").until("note").next == ("note",)
+    again = start(graph, thread="kept")
+    assert (again.next, again.state["n"]) == (("note",), 1), "no node has run"
+    assert start(graph, thread="kept", config={"configurable": {"user": "ann"}}).finish().state["trail"] == [1, 2, 3, 4, 5]
+    with pytest.raises(StepperError, match="holds nothing of thread_id 'lost'; step"):
+        start(graph, thread="lost")
+
+
 WRONG: dict[str, Any] = {
     "no node 'sub'; there are add, note": lambda: begun().until("sub"),
     "no node 'nte'; did you mean note": lambda: begun().until("nte"),
