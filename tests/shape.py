@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_401, "tests": 73_891}
+LINES: Mapping[str, int] = {"source": 87_403, "tests": 73_894}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -46,7 +46,7 @@ ROOMS: Mapping[str, int] = {
     "tools/environments": 9_160,
     "tools/local": 3_620,
     "tools/models": 967,
-    "tools/notebook": 1_701,
+    "tools/notebook": 1_703,
     "tools/pocket": 317,
     "tools/serving": 3_487,
     "tools/traces": 737,

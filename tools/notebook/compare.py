@@ -72,7 +72,8 @@ def _table_parted(walks: Sequence[Walk], turns: Sequence[Sequence[list[StateSnap
         for n, (a, b) in enumerate(zip(*both, strict=False))
     ]
     found = [*_part(walks, pairs, show), *_differ("now", turns[0][-1][-1], turns[1][-1][-1], show)]
-    return Table(("", "channel", "first run", "second run ′"), tuple(found), title="where they part, and where they stand now")
+    title = f"where they part, and where they stand now{'' if found else ': no difference'}"
+    return Table(("", "channel", "first run", "second run ′"), tuple(found), title=title)
 
 
 def _part(walks: Sequence[Walk], pairs: Sequence[Pair], show: Sequence[str], inside: str = "") -> Iterator[tuple[str, ...]]:
@@ -119,8 +120,9 @@ def _table_before(
     show = show or [name for name in channels if any(a and b and len({*lines_of(a, b, name)}) > 1 for _, a, b in pairs)]
     rows = tuple((place, *(line for name in show for line in lines_of(a, b, name))) for place, a, b in pairs)
     marked = frozenset(i for i, row in enumerate(rows) if row[1::2] != row[2::2])
+    is_same = not marked and all(None not in both for _, *both in pairs)  # neither was there more often
     head = ("", *(f"{name}{which}" for name in show for which in ("", " ′")))
-    return Table(head, rows, marked, title=f"before {before}: first run | second run ′")
+    return Table(head, rows, marked, title=f"before {before}: first run | second run ′{': no difference' if is_same else ''}")
 
 
 def _paths_along(

@@ -105,7 +105,10 @@ def test_what_a_fork_of_the_end_did_not_copy_is_read_from_the_other_record() -> 
     walk = begin().finish()
     rows = compare(walk, walk.fork(), before="play", show=["move"]).rows
     assert [row[1:] for row in rows] == [("1", "1"), ("2", "2"), ("3", "3")] * 2
+    for same in (compare(walk, walk.fork()), compare(walk, walk, before="play")):
+        assert str(same).splitlines()[0].endswith(": no difference")
     assert compare(walk, walk.fork()).rows == ()
+    assert "no difference" not in str(compare(walk, begin(), before="play"))
 
 
 def test_a_channel_inside_is_shown_at_the_nodes_inside() -> None:
