@@ -91,6 +91,16 @@ class Wiring:
     """Names of nodes that are there, but not drawn."""
     lines: Mapping[str, int] = field(default_factory=dict)
     """Name of each drawn node -> the line where it stands first."""
+    deferred: Collection[str] = ()
+    """Names of the nodes that run when nothing else is left to run."""
+    replaced: Mapping[str, StateNodeSpec[Any, Any]] = field(default_factory=dict)
+    """Name of a node -> the one of a compiled graph in whose place it stands, whose policies it takes over."""
+
+    def policies(self, name: str) -> dict[str, Any]:
+        """The fields of a `StateNodeSpec` that the drawing says, and those that a node takes over."""
+        kept = ("retry_policy", "cache_policy", "error_handler_node", "timeout", "trace_policy")
+        taken = {policy: getattr(self.replaced[name], policy) for policy in kept if name in self.replaced}
+        return {"defer": name in self.deferred, **taken}
 
     @property
     def drawn_names(self) -> set[str]:

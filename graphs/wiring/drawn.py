@@ -25,7 +25,7 @@ def to_mermaid(graph: Graph, direction: str = "LR") -> str:
     and a node that nothing leaves leads to END. A node's Commands are seen where its return type or `destinations` names their targets, a
     branch's Sends where its return type does (`-> list[Send]`); without it the branch is drawn as a router.
     """
-    return write_flow(builder_edges(builder_behind(graph)), direction)
+    return write_builder(builder_behind(graph), direction)
 
 
 def drawn_edges(graph: Graph) -> list[Edge]:
@@ -43,6 +43,16 @@ def builder_behind(graph: Any) -> Builder:
         hint = "; call its compile() first" if isinstance(graph, StateGraph) else ""
         raise FlowError(f"a compiled graph is asked for, got {type_of(graph)}{hint}")
     return graph.builder
+
+
+def write_builder(builder: Builder, direction: str = "LR") -> str:
+    """The flowchart of a builder."""
+    return write_flow(builder_edges(builder), direction, deferred_nodes(builder))
+
+
+def deferred_nodes(builder: Builder) -> set[str]:
+    """The names of the nodes that run when nothing else is left to run."""
+    return {name for name, spec in builder.nodes.items() if spec.defer}
 
 
 def builder_edges(builder: Builder) -> list[Edge]:
@@ -100,4 +110,4 @@ def read_wiring(builder: Builder) -> Wiring:
             may_stop = not returns_literal(path)
             routers.setdefault(source, []).append(Branching(branch.path, outcomes, bool(branch.ends), may_stop))
     ends = {name: tuple(spec.ends or ()) for name, spec in nodes.items() if spec.ends}
-    return Wiring(dict(nodes), builder_edges(builder), routers, fan_outs, ends)
+    return Wiring(dict(nodes), builder_edges(builder), routers, fan_outs, ends, deferred=deferred_nodes(builder))

@@ -41,10 +41,10 @@ from .arrows import (
     unwrap,
 )
 from .data_flow import is_misspelt
-from .drawn import Graph, builder_behind, builder_edges, drawn_edges, read_wiring, to_mermaid
+from .drawn import Graph, builder_behind, drawn_edges, read_wiring, to_mermaid, write_builder
 from .guards import guard_arrows
 from .joins import joins_to_watch, may_stop, watch_joins
-from .mermaid import Edge, FlowError, parse_flow, read_flow, shown_label, write_flow
+from .mermaid import Edge, FlowError, parse_flow, read_flow, shown_label
 from .mistakes import find_mistakes
 from .node_errors import explaining, reading_node
 
@@ -117,9 +117,8 @@ def _read_drawing(
             form = "['a', 'b']" if name == "destinations" else "choose"
             raise FlowError(f"{name} are a dict of node -> {name[:-1]}, such as {{'guess': {form}}}, got {type_of(given)}")
     chart = read_flow(flow)
-    lines = {name: drawn.line for name, drawn in chart.nodes.items()}
-    places = _command_targets(nodes, destinations or {})
-    return Wiring(dict(nodes), list(chart.edges), _branchings(routers or {}), fan_outs or {}, places, lines=lines)
+    behind = _branchings(routers or {}), fan_outs or {}, _command_targets(nodes, destinations or {})
+    return Wiring(dict(nodes), list(chart.edges), *behind, lines=chart.lines, deferred=chart.deferred)
 
 
 def check(
@@ -220,15 +219,14 @@ def _add_node(builder: Builder, name: str, node: Any, arrows: Sequence[Edge], wi
     ends = {ENDS.get(e.target, e.target): arrow_label(e) for e in commands}
     is_named = all(label == shown_label("", target) for target, label in ends.items())
     if isinstance(node, StateNodeSpec):
-        if commands:
-            node = replace(node, ends=tuple(ends) if is_named else ends)
+        node = replace(node, ends=tuple(ends) if is_named else ends) if commands else node
         builder.add_node(name, node.runnable, input_schema=node.input_schema)  # so that its channels are known here too
         builder.nodes[name] = node
     else:
         builder.add_node(name, cast(Any, node), destinations=(tuple(ends) if is_named else ends) or None)
-    spec = builder.nodes[name]
     runs_on = len(commands) < len(arrows) or any(edge.target == "END" for edge in commands)
-    builder.nodes[name] = replace(spec, runnable=reading_node(node, spec.runnable, builder.channels.keys(), runs_on))
+    runnable = reading_node(node, builder.nodes[name].runnable, builder.channels.keys(), runs_on)
+    builder.nodes[name] = replace(builder.nodes[name], runnable=runnable, **wiring.policies(name))
 
 
 class DrawnGraph(Graph):
@@ -305,7 +303,7 @@ def compile_graph(
         near = did_you_mean(wrong, known) or "; settings go into an object, such as build(inputs, JitRL(beta=3))"
         raise UserError(f"build has no option {wrong!r}{near}")
     if flow is not None or nodes:
-        drawing = write_flow(builder_edges(builder)) if flow is None else flow
+        drawing = write_builder(builder) if flow is None else flow
         wiring, builder = _redrawn_wiring(builder, drawing, nodes or {}, {}, {}), _bare(builder, nodes or {})
         builder = _assemble(builder, _checked(wiring, builder))
     return builder.compile(**options).with_config(recursion_limit=1_000_000)
@@ -323,15 +321,15 @@ def rewire(
 ) -> Graph:
     """The graph of an edited drawing, on the same nodes, routers, schemas, policies and checkpointer as those of `graph`.
 
-    Nodes that are not drawn any more are left out, with their routers.
+    Nodes that are not drawn any more are left out, with their routers. The drawing says which nodes are deferred: `d:::deferred`.
 
     Args:
         graph: any compiled graph.
         flow: the drawing: that of `to_mermaid(graph)`, edited.
         routers: for nodes that decide anew: functions as in `wire`.
         fan_outs: the same for dotted arrows.
-        replaced: further nodes, or others in place of those of the same name. They bring the channels with them that their types
-            name, those of another graph's `builder.nodes` that graph's.
+        replaced: further nodes, or others in place of those of the same name, which keep its policies. They bring the channels with
+            them that their types name, those of another graph's `builder.nodes` that graph's.
 
     Raises:
         FlowError: the drawing does not fit the nodes.
@@ -396,5 +394,7 @@ def _redrawn_wiring(
         {source: fan_out for source, fan_out in known.fan_outs.items() if source in dotted - routers.keys()} | dict(fan_outs),
         places | _command_targets(replaced, {}),
         known.nodes.keys() - nodes.keys(),
-        {name: drawn.line for name, drawn in chart.nodes.items()},
+        chart.lines,
+        chart.deferred,
+        {name: known.nodes[name] for name in known.nodes.keys() & replaced if not isinstance(replaced[name], StateNodeSpec)},
     )

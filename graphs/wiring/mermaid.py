@@ -2,11 +2,12 @@
 
 A node's id is its name, and its text is only shown: `web["Web search"]` is the node `web`. The usual shapes of nodes are read, `&`,
 arrows of any length (`-->` and `-.->`), labels in either place (`a -->|over| b`, `a -- over --> b`), nodes declared on lines of their
-own, and subgraphs, whose frame is left out. Comments, front matter, a code fence, classes and styles are skipped. What would be lost (an
-arrow without a head or with two, an arrow to a subgraph) is refused, with its line, and so is the rest of Mermaid.
+own, and subgraphs, whose frame is left out. Comments, front matter, a code fence, other classes than `deferred` and styles are skipped. What would be
+lost (an arrow without a head or with two, an arrow to a subgraph) is refused, with its line, and so is the rest of Mermaid.
 
 `b & c --> d` is a join, as in `StateGraph.add_edge(["b", "c"], "d")`: `d` runs once, when both are done. Two arrows `b --> d` and
-`c --> d` are two edges, as in LangGraph: `d` runs each time that one of them is done.
+`c --> d` are two edges, as in LangGraph: `d` runs each time that one of them is done. `d:::deferred` runs once, when nothing else is left
+to run, as in `add_node(..., defer=True)`.
 
 LangGraph's own drawings (`get_graph().draw_mermaid()`) show no joins, and are not read: `to_mermaid` draws any compiled graph.
 
@@ -17,7 +18,7 @@ and one pass over them.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import unescape
 from typing import NamedTuple
@@ -69,6 +70,13 @@ class Flowchart:
     """By name, in the order of the text; START and END are among them."""
     edges: Sequence[Edge]
     """In the order of the text."""
+    deferred: Collection[str] = ()
+    """Names of the nodes that run when nothing else is left to run."""
+
+    @property
+    def lines(self) -> dict[str, int]:
+        """Name of each node -> the line where it stands first."""
+        return {name: drawn.line for name, drawn in self.nodes.items()}
 
 
 _SHAPES = (
@@ -84,10 +92,12 @@ _SHAPES = (
 )
 _TEXT = r'(?:"[^"]*"|[^\n"])*?'
 _SHAPE = "|".join(rf"{re.escape(a)}{_TEXT}{re.escape(b)}(?=\s|$|[;&<=-]|:::)" for a, b in _SHAPES)
+_DEFERRED = ":::deferred"
 _NAME = r"(?:[\w\\+./!?*'$]|-(?![->.]))+"
 _WORDS = r'(?:"[^"\n]*"|(?!--|==|\.-)[^\n])+?'
 _TOKEN = re.compile(
-    rf"""(?P<blank>[ \t\r\f]+|%%\{{.*?\}}%%|%%[^\n]*|```[^\n]*|:::[\w-]+)
+    rf"""(?P<blank>[ \t\r\f]+|%%\{{.*?\}}%%|%%[^\n]*|```[^\n]*)
+    |(?P<mark>:::[\w-]+)
     |(?P<stop>[\n;])
     |(?P<arrow>(?:-{{2,}}>|-\.+->
         |--(?![->xo])[ \t]*(?P<solid>{_WORDS})[ \t]*-{{2,}}>
@@ -139,6 +149,8 @@ class _Reader:
         self.frames: list[int] = []
         """Lines of the subgraphs that are open."""
         self.subgraphs: set[str] = set()
+        self.deferred: set[str] = set()
+        """Ids of the nodes with the mark of deferred ones."""
 
     def read(self) -> Flowchart:
         direction = self._header()
@@ -156,7 +168,7 @@ class _Reader:
             again = [edge for edge in edges if edge == doubled[0]][1]
             raise FlowError(f"this arrow is drawn twice: {(again.source, again.target, again.label)}", again.line)
         nodes = {names[id]: DrawnNode(names[id], _plain(text), line) for id, (text, line) in self.ids.items()}
-        return Flowchart(direction, nodes, edges)
+        return Flowchart(direction, nodes, edges, {names[id] for id in self.deferred})
 
     def _header(self) -> str:
         while found := _PREAMBLE.match(self.text, self.at):
@@ -195,7 +207,7 @@ class _Reader:
             token = _TOKEN.match(self.text, self.at)
             kind = token.lastgroup if token else None
             misplaced = {"node": bool(nodes) and not wants_node, "stop": wants_node, "join": not nodes or wants_node}
-            misplaced |= dict.fromkeys(("arrow", "link"), not nodes or wants_node)
+            misplaced |= dict.fromkeys(("arrow", "link", "mark"), not nodes or wants_node)
             if token is None or misplaced.get(str(kind), False):
                 raise self._unreadable(begin)
             if kind == "link":
@@ -209,6 +221,8 @@ class _Reader:
                 wants_node = False
             elif kind == "join":
                 wants_node = True
+            elif token.group() == _DEFERRED:
+                self.deferred.add(nodes[-1])
             elif kind in ("arrow", "stop"):
                 self._connect(before, arrow, nodes)
                 before, nodes, arrow = nodes, [], token if kind == "arrow" else None
@@ -307,8 +321,11 @@ def shown_label(outcome: object, target: str = "") -> str:
 # Writing
 
 
-def write_flow(edges: Iterable[Edge], direction: str = "LR") -> str:
-    """A flowchart with these arrows, in the order in which they are walked from START; what follows without a choice is one line."""
+def write_flow(edges: Iterable[Edge], direction: str = "LR", deferred: Collection[str] = ()) -> str:
+    """A flowchart with these arrows, in the order in which they are walked from START; what follows without a choice is one line.
+
+    The nodes whose names are in `deferred` have the mark of nodes that run when nothing else is left to run.
+    """
     edges = list(edges)
     left = dict.fromkeys(edges)
     lines, order, met, named = [f"flowchart {direction}"], ["START"], {"START"}, set[str]()
@@ -319,7 +336,7 @@ def write_flow(edges: Iterable[Edge], direction: str = "LR") -> str:
         if node in ("START", "END"):
             return node
         written = _written_id(node)
-        return written if first else written.partition("[")[0]
+        return written + _DEFERRED * (node in deferred) if first else written.partition("[")[0]
 
     def arrow(edge: Edge) -> str:
         kind = "-.->" if edge.dotted else "-->"

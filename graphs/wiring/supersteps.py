@@ -109,6 +109,7 @@ def merge_steps(graph: Graph) -> Graph:
     wiring, links = read_wiring(graph.builder), _links(graph)
     out, into = Counter(e.source for e in wiring.edges), Counter(e.target for e in wiring.edges)
     many = {e.target for e in wiring.edges if wiring.kind(e) == "fan-out"}  # each runs many times, and what follows them once
+    many |= {*wiring.deferred}
     follows = {
         e.source: e.target
         for e in wiring.edges
@@ -137,7 +138,7 @@ def merge_steps(graph: Graph) -> Graph:
     ]
     routers = {last.get(source, source): router for source, router in wiring.routers.items()}
     fan_outs = {last.get(source, source): fan_out for source, fan_out in wiring.fan_outs.items()}
-    return recompile(graph, Wiring(nodes, edges, routers, fan_outs, wiring.destinations))
+    return recompile(graph, Wiring(nodes, edges, routers, fan_outs, wiring.destinations, deferred=wiring.deferred))
 
 
 def _links(graph: Graph) -> dict[str, _Link]:

@@ -21,6 +21,7 @@ from learngraph.graphs.arms import SERVED_GRAPHS, blueprint, load_graph
 from learngraph.graphs.methods import METHODS
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.flow import FlowError, Router, check, parse_flow, rewire, to_mermaid, wire
+from learngraph.graphs.wiring.supersteps import merge_steps
 
 
 class Trail(TypedDict):
@@ -280,3 +281,34 @@ def test_two_branches_of_one_node_keep_their_own_outcomes() -> None:
     builder.add_conditional_edges("a", RunnableLambda(choose(["third"]), name="other"), {"third": "c"})
     graph = builder.compile()
     assert order(rewire(graph, to_mermaid(graph))) == order(graph) == [["a"], ["b", "c"]]
+
+
+def test_a_deferred_node_is_drawn_as_one_and_runs_once_after_every_way_through_the_drawing() -> None:
+    builder, nodes = StateGraph(Trail), {name: node(name) for name in ("a", "b", "b2", "with a space")}
+    for name, function in nodes.items():
+        builder.add_node(name, function, defer=name == "with a space")
+    builder.add_edge(START, "a").add_edge(START, "b").add_edge("b", "b2")
+    builder.add_edge("a", "with a space").add_edge("b2", "with a space")
+    graph = builder.compile()
+    text = to_mermaid(graph)
+    again = [rewire(graph, text), rewire(graph, text, **{"with a space": nodes["with a space"]}), merge_steps(graph)]
+    for made in [*again, wire(StateGraph(Trail), text, nodes).compile()]:
+        assert to_mermaid(made).count(":::deferred") == 1
+        assert made.invoke({"seen": []})["seen"] == ["a", "b", "b2", "with a space"]
+    twice = rewire(graph, text.replace(":::deferred", "")).invoke({"seen": []})["seen"]
+    assert twice.count("with a space") == 2  # as this drawing says
+
+
+def test_a_function_in_place_of_a_node_keeps_its_policies() -> None:
+    builder = StateGraph(Trail)
+    builder.add_node("a", node("a"), retry_policy=RetryPolicy(initial_interval=0, max_attempts=2))
+    builder.add_edge(START, "a")
+    graph, calls = builder.compile(), list[str]()
+
+    def fail_once(state: Trail) -> Trail:
+        calls.append("call")
+        if len(calls) == 1:
+            raise ConnectionError("no line")
+        return {"seen": ["a"]}
+
+    assert rewire(graph, to_mermaid(graph), a=fail_once).invoke({"seen": []})["seen"] == ["a"]
