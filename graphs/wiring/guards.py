@@ -110,6 +110,9 @@ class Arrows:
                     to_end = True
                     continue
                 to, a = go.node if isinstance(go, Send) else go, self.source
+                if to == "END":
+                    end = "that of LangGraph is '__end__': from langgraph.graph import END, and let it return Command(goto=END)"
+                    raise FlowError(f"a Command of '{a}' leads to the text 'END', which is no node and no end; {end}")
                 if isinstance(go, Send):
                     self.check_send(to)
                 says = f"let the Commands of '{a}' say so: -> Command[Literal['{to}']], or destinations={{'{a}': ['{to}']}} of wire"

@@ -271,6 +271,13 @@ def test_a_command_to_end_takes_a_drawn_arrow() -> None:
     rewire(graph, to_mermaid(graph)).invoke({"question": "?"})  # of a compiled graph, as LangGraph has it
 
 
+def test_the_text_end_is_no_end_and_the_sentence_names_what_is() -> None:
+    flow = "flowchart LR\n START --> guess -.-> END"
+    nodes = {"guess": lambda state: Command(goto="END")}
+    with pytest.raises(FlowError, match=r"a Command of 'guess' leads to the text 'END'.*: from langgraph.graph import END"):
+        wire(builder(), flow, nodes, destinations={"guess": ["END"]}).compile().invoke({"question": "?"})
+
+
 def test_a_text_as_input_a_router_as_a_node_and_a_builder_that_is_wired_already_are_told() -> None:
     flow, wired = "flowchart LR\n START --> guess --> END", builder()
     graph = wire(wired, flow, {"guess": guess}).compile()
