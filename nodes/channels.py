@@ -55,7 +55,10 @@ def node_channels(node: Any) -> NodeChannels:
     if further is None:
         return channels
     reads, writes = channels.reads | set(getattr(node, "journal_channels", ())), channels.writes | set(further)
-    return replace(channels, reads=reads, writes=writes, is_open=False, may_read_more=False)
+    # A node that returns `StepResult | dict[str, Any]` writes all of the StepResult; the dict stands for the further channels.
+    closed = [one for one in _members(_node_types(node)[1]) if is_typeddict(one)]
+    sure = _of_types(None, closed[0]).must_write if len(closed) == 1 else channels.must_write
+    return replace(channels, reads=reads, writes=writes, is_open=False, may_read_more=False, must_write=sure)
 
 
 def node_schemas(node: Any) -> list[Any]:

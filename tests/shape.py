@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_403, "tests": 73_894}
+LINES: Mapping[str, int] = {"source": 87_447, "tests": 73_946}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -25,7 +25,7 @@ ROOMS: Mapping[str, int] = {
     "graphs/presets": 115,
     "graphs/serving": 2_470,
     "graphs/studio": 2_228,
-    "graphs/wiring": 4_962,
+    "graphs/wiring": 5_003,
     "memory": 1_497,
     "memory/attempts": 650,
     "memory/claas": 2_825,
@@ -34,7 +34,7 @@ ROOMS: Mapping[str, int] = {
     "memory/returns": 1_059,
     "memory/search": 1_503,
     "memory/storage": 3_014,
-    "nodes": 2_909,
+    "nodes": 2_912,
     "nodes/act": 1_918,
     "nodes/evaluate": 861,
     "nodes/extract": 2_038,

@@ -81,6 +81,19 @@ def test_an_edited_drawing_is_checked(old: str, new: str, line: int, says: str) 
         rewire(JITRL, edited)
 
 
+@pytest.mark.parametrize(
+    ("name", "old", "new", "both"),
+    [
+        ("Begin", "START --> begin", "START --> begin & more\n  more --> recall\n  begin", "'begin' and 'more'"),
+        ("Act", "choose --> act", "choose --> act & more\n  more --> END", "'act' and 'more'"),
+    ],
+)
+def test_two_nodes_of_the_project_that_write_the_same_at_once_are_found(name: str, old: str, new: str, both: str) -> None:
+    more = MethodInputs(open_environment("toy")).node(name)
+    (found,) = check(DRAWN.replace(old, new), JITRL, more=more)
+    assert found.sentence.startswith(f"{both} run at the same time, and both write `best`; ")
+
+
 @pytest.mark.parametrize("name", ["jitrl", "icrl", "memory", "prompt-update", "synapse"])
 def test_a_method_is_built_on_a_uniform_prior_which_reads_no_prompt(name: str) -> None:
     graph = find_method(name).build(MethodInputs(open_environment("toy")))
