@@ -34,8 +34,8 @@ class Caller:
     """Id of the call."""
     read: frozenset[str] = frozenset()
     """Ids of all messages that it has; none, where a summary has taken the place of some."""
-    scope: Mapping[str, str] = field(default_factory=dict)
-    """Name in a scope -> its value, as the thread of it has it, or its own caller."""
+    scope: Mapping[str, str | None] = field(default_factory=dict)
+    """Name in a scope -> its value, None where it is without, as the thread of it has it, or its own caller."""
 
 
 _CALLER = ContextVar[Caller | None]("learngraph_caller", default=None)

@@ -61,7 +61,7 @@ class LearningState(AgentState[Any]):
     """Method, and `/agent` for a node's -> what was drawn for the thread (graphs/agents/lift.py)."""
     given_messages: NotRequired[Annotated[list[str], PrivateStateAttr, keep_ids]]
     """Ids of messages of no user that runs began with, and that the agent has not said: events, and tasks of a supervisor."""
-    scope_values: NotRequired[Annotated[dict[str, str], PrivateStateAttr, operator.or_]]
+    scope_values: NotRequired[Annotated[dict[str, str | None], PrivateStateAttr, operator.or_]]
     """Name in a scope -> its value, as a run of the thread gave it: one that goes on from a checkpoint's config gives none."""
     given_advice: NotRequired[Annotated[list[dict[str, Any]], PrivateStateAttr, keep_given]]
     """The sections in the thread's prompts: `method`, `message` (the id of the one that it stands with, or its place), `text`, `sources`."""

@@ -304,6 +304,8 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         """Note while a call is made that its turn goes on: feedback that names no turn is about the one before."""
         marks, mark = set[tuple[str, str, object]](), ("", "", object())
         if self.mode != "off":
+            if isinstance(request.state, Mapping) and request.state.get("scope_values"):
+                self._run_scope(request.state, request.runtime)  # a run of another tenant than its thread's runs no tool
             with suppress(Exception):  # whoever records the turn says why it has no place
                 place = self._place(request.state, request.runtime)
                 marks, mark = self._memory(place.scope).at_work, (place.thread, place.turn, object())
@@ -319,18 +321,20 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         Raises:
             ScopeError: the run does not say whose memory is meant.
         """
+        scope = self.find_scope(state, runtime)
         if (source := self._source_of_turn_before(state, runtime)) is not None:
             self._rate(state, runtime, *source)
-        return {**self.find_scope(state, runtime), **self._find_given(state, runtime)} or None
+        return {**scope, **self._find_given(state, runtime)} or None
 
     async def abefore_agent(self, state: Any, runtime: Any) -> dict[str, Any] | None:
         """Rate the turn before, in an agent that is awaited."""
+        scope = self.find_scope(state, runtime)
         if (source := await asyncio.to_thread(self._source_of_turn_before, state, runtime)) is not None:
             await self._arate(state, runtime, *source)
         found = await asyncio.to_thread(self._find_given, state, runtime)
-        return {**self.find_scope(state, runtime), **found} or None
+        return {**scope, **found} or None
 
-    def find_scope(self, state: Any, runtime: Any) -> dict[str, Any]:
+    def find_scope(self, state: Any, runtime: Any, *, begins: bool = True) -> dict[str, Any]:
         """The values of the scope and of the user that the run gives, or its caller's, where the thread does not have them yet.
 
         Raises:
@@ -339,14 +343,9 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         if self.mode == "off":
             return {}
         known = state.get("scope_values") or {}
-        labels = (*self._values_of_run(self.scope, state, runtime), *self._values_of_run(self.user, state, runtime))
-        new = {name: value for name, value in label_values(labels).items() if value is not None and value != known.get(name)}
-        for name in self.scope.names:
-            if name in new and name in known:
-                raise ScopeError(
-                    f"this run gives the {name} {new[name]!r}, and its thread was begun with {known[name]!r}: give another thread_id; "
-                    "or where threads are shared, name in user=, and not in scope=, who it is that speaks"
-                )
+        parts = [self._values_of_run(names, state, runtime, begins=begins) for names in (self.scope, self.user)]
+        given = label_values(sum(parts, ()))  # that a thread is without a value is known by the run that begins a turn alone
+        new = {name: one for name, one in given.items() if one != known.get(name) or (begins and name not in known)}
         return {"scope_values": new} if new else {}
 
     def _find_given(self, state: Any, runtime: Any) -> dict[str, Any]:
@@ -736,11 +735,28 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
                     "none: give the same in context= or configurable; in a graph of one's own, a LearningState keeps it"
                 )
 
-    @staticmethod
-    def _values_of_run(names: AgentScope, state: Any, runtime: Any) -> tuple[str, ...]:
-        """The labels for a run, with the values of the calling agent, else of the thread before, for what the run does not give."""
-        known = {**(state.get("scope_values") or {}), **find_caller().scope}
-        return names.of_run(runtime, get_config().get("configurable", {}), known)
+    def _values_of_run(self, names: AgentScope, state: Any, runtime: Any, *, begins: bool = False) -> tuple[str, ...]:
+        """The labels for a run, with the values of the calling agent, else of the thread before, for what the run does not give; where no
+        new message begins a turn, as in a resume, with what the turn holds (`AgentScope.is_held`).
+
+        Raises:
+            ScopeError: as of `find_scope`.
+        """
+        known, caller = state.get("scope_values") or {}, find_caller().scope
+        all_known = {**known, **caller}
+        labels = names.of_run(runtime, get_config().get("configurable", {}), all_known, caller if begins else all_known)
+        for name, value in label_values(labels).items() if names is self.scope else ():
+            if name not in known or value == known[name] or (begins and known[name] is None):
+                continue
+            remedy = (
+                "give another thread_id; or where threads are shared, name in user=, and not in scope=, who it is that speaks"
+            )
+            if not begins:
+                optional = f"; or where others may resume, name it {name + '?'!r} in scope="
+                remedy = "resume it with the same, or with none" + optional * AgentScope([f"{name}?"]).is_held(name)
+            begun = "none" if known[name] is None else repr(known[name])
+            raise ScopeError(f"this run gives the {name} {value!r}, and its thread was begun with {begun}: {remedy}")
+        return labels
 
     def _place(self, state: Any, runtime: Any) -> Place:
         messages = self._own_messages(state)

@@ -58,7 +58,9 @@ def model_node(
     def begin(state: Any) -> ModelRequest[Any]:
         system = SystemMessage(system_prompt) if system_prompt else None
         state, runtime = kept.added_to(read_state(state, messages_key)), find_runtime()
-        kept.keep(state, learner.find_scope(state, runtime))  # a call that fails may be made again by a run that gives none
+        found = learner.find_scope(state, runtime, begins=begins_turn(learner, state["messages"]))
+        kept.keep(state, found)  # a call that fails may be made again by a run that gives none
+        state = {**state, "scope_values": {**state["scope_values"], **found.get("scope_values", {})}}
         return ModelRequest(
             model=model, messages=state["messages"], system_message=system, tools=list(named), state=state, runtime=runtime
         )
@@ -67,7 +69,7 @@ def model_node(
         """The update of the state, which the request had, and the state at the end of the turn; None if the turn goes on."""
         replies = [learner.agent.sign(one) for one in model_response(found).result]
         made: Any = found.command.update if isinstance(found, ExtendedModelResponse) and found.command else {}
-        made = {**made, **learner.find_scope(state, find_runtime())}
+        made = {**made, "scope_values": state["scope_values"]}
         entries = made.get("learning", [])
         goes_on = any(isinstance(one, AIMessage) and one.tool_calls for one in replies)
         learning = [*(state.get("learning") or []), *entries]
@@ -167,12 +169,17 @@ def read_state(state: Any, messages_key: str) -> dict[str, Any]:
         ) from error
 
 
+def begins_turn(learner: Any, messages: Sequence[Any]) -> bool:
+    """True if this node has said nothing yet since the user's last message."""
+    own = learner.agent.own_messages(messages)
+    return not any(isinstance(one, AIMessage) for one in own[last_user_message(own) :])
+
+
 def opening(learner: Any, request: ModelRequest[Any]) -> dict[str, Any] | None:
-    """The state up to the user's last message, if this node has said nothing yet since then; a branch follows no turn."""
+    """The state up to the user's last message, if a turn of this node begins; a branch follows no turn."""
     messages = learner.agent.own_messages(request.messages)
-    start = last_user_message(messages)
-    has_said = any(isinstance(one, AIMessage) for one in messages[start:])
-    return None if has_said or _branch() else {**request.state, "messages": messages[: start + 1]}
+    is_first = begins_turn(learner, request.messages) and not _branch()
+    return {**request.state, "messages": messages[: last_user_message(messages) + 1]} if is_first else None
 
 
 def _marked(update: dict[str, Any], agent: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
+from types import MappingProxyType
 from typing import Any, TypeAlias
 from urllib.parse import quote, unquote
 from uuid import UUID
@@ -27,7 +28,9 @@ IDENTITY = ("user", "user_id", "identity")
 """Names under which an authenticated user's identity is asked for."""
 ALIKE = 0.8
 """Similarity from which a name counts as another one misspelt."""
-TENANT = re.compile(r"(?:org|organi[sz]ation|company|customer|account|workspace|team|merchant)(?:id|key|slug|uuid|code)?")
+TENANT = re.compile(
+    r"(?:tenant|org|organi[sz]ation|company|customer|account|workspace|team|merchant)(?:id|key|slug|uuid|code)?"
+)
 """Names under which apps give a tenant, without case and underscores."""
 
 
@@ -89,11 +92,23 @@ class AgentScope:
             raise ScopeError(f"a scope's value is a text of whole characters, a whole number or a UUID, got {name}={value!r}")
         return f"{name.removesuffix('?')}={escape_label(str(value))}"
 
-    def of_run(self, runtime: Any, configurable: Mapping[str, Any], known: Mapping[str, str]) -> tuple[str, ...]:
+    def is_held(self, name: str) -> bool:
+        """True if a turn that goes on keeps its value of a name whatever the run gives: a reviewer may resume it under his own
+        `user_id?`. False for a name without a question mark and for a tenant's: another value of it is an error."""
+        return self.option == "user" or (name not in self.given and not TENANT.fullmatch(_plain(name)))
+
+    def of_run(
+        self,
+        runtime: Any,
+        configurable: Mapping[str, Any],
+        known: Mapping[str, str | None],
+        held: Mapping[str, str | None] = MappingProxyType({}),
+    ) -> tuple[str, ...]:
         """The labels for a run.
 
         Args:
-            known: the values of the thread's runs before, for what this one does not give.
+            known: the values of the thread's runs before, for what this one does not give; None: it was without.
+            held: the values of the turn that goes on, and of the calling agent, for names of which `is_held` is True.
 
         Raises:
             ScopeError: as of `labels`; or two places give different values, or a name that is there looks like a missing one misspelt.
@@ -102,14 +117,17 @@ class AgentScope:
         places = {"context": context, "configurable": configurable, "the authenticated user": user}
         values = dict[str, Any]()
         for name in self.names:
-            found = {place: value for place, held in places.items() if (value := _value(held, name)) not in (None, "")}
+            if name in held and self.is_held(name):
+                values[name] = held[name]
+                continue
+            found = {place: value for place, given in places.items() if (value := _value(given, name)) not in (None, "")}
             if len(set(map(str, found.values()))) > 1:
                 said = ", ".join(f"{value!r} in {place}" for place, value in found.items())
                 raise ScopeError(f"the places of a run disagree on its {name}: {said}")
             if found:
                 values[name] = next(iter(found.values()))
                 continue
-            if name in known:
+            if known.get(name) is not None:
                 values[name] = known[name]
                 continue
             given = sorted(_names(context) + _names(configurable))

@@ -388,3 +388,31 @@ def test_a_run_without_a_tenant_goes_on_in_another_process_whatever_others_have(
     waiting_graph(learner, model, MessagesState, saver).invoke(Command(resume="yes"), thread)
     assert [len(one.steps) for one in learner.conversation("a").turns] == [2]
     assert [len(one.steps) for one in learner.conversation("a", tenant="acme").turns] == [1]
+
+
+@pytest.mark.parametrize("option", ["scope", "user"])
+@pytest.mark.parametrize("schema", [LearningState, MessagesState])
+def test_a_reviewer_who_resumes_a_graph_of_ones_own_goes_on_for_its_user_and_another_tenant_is_refused(
+    schema: Any, option: str
+) -> None:
+    options: Any = {"scope": ("tenant", "user_id?")} if option == "scope" else {"scope": ("tenant",), "user": "user_id"}
+    learner, model = ICRLMiddleware(InMemoryStore(), **options), scripted(call(1), AIMessage("Here."), AIMessage("Bye."))
+    graph = waiting_graph(learner, model, schema, InMemorySaver())
+
+    def where(tenant: str, user: str) -> Any:
+        return {"configurable": {"thread_id": "a", "tenant": tenant, "user_id": user}}
+
+    graph.invoke({"messages": "Where is it?"}, where("acme", "bob"))
+    with pytest.raises(ScopeError, match="gives the tenant 'zeta', and its thread was begun with 'acme': resume it with the"):
+        graph.invoke(Command(resume="yes"), where("zeta", "bob"))
+    graph.invoke(None, where("acme", "rita"))
+    (turn,) = learner.conversation("a", tenant="acme", user_id="bob").turns
+    assert [step.action for step in turn.steps] == ["lookup_order(order='A0')", "reply: Here."]
+    assert len(learner.scopes()) == 1
+    said = {"messages": "And mine?"}
+    if option == "scope":
+        with pytest.raises(ScopeError, match="gives the user_id 'rita', and its thread was begun with 'bob': give another"):
+            graph.invoke(said, where("acme", "rita"))
+    else:
+        graph.invoke(said, where("acme", "rita"))
+        assert [one.user for one in learner.conversation("a", tenant="acme").turns] == ["user_id=bob", "user_id=rita"]

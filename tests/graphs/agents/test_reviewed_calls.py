@@ -14,10 +14,13 @@ from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command
 from learning_agents import config
 
+from learngraph.graphs.agents.icrl import ICRLMiddleware
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
 from learngraph.graphs.agents.reasoning_bank import ReasoningBankMiddleware
+from learngraph.graphs.agents.scope_values import ScopeError
 from learngraph.memory.conversations.messages import told_steps, trajectory
 from learngraph.memory.conversations.reviews import ANSWERED, REJECTED, result_text
+from learngraph.memory.errors import UserError
 
 
 def escalate(to: str) -> str:
@@ -302,3 +305,57 @@ def test_calls_of_one_message_are_rated_whatever_their_order(decisions: Any, rev
     earned = {one.action: one.value for one in learner.memory(tenant="acme").returns}
     assert earned[f"resolve(how={calls[0]['args']['how']!r}, order=...)"] in ((-1.0, 1.0) if APPROVE in decisions else (-1.0,))
     assert earned.get("resolve(how='replace', order=...)", reward) == reward
+
+
+def resume(agent: Any, awaited: bool, place: str, decision: Any, **scope: str) -> Any:
+    """Begin bob's turn, which waits for a person, and resume it under other values."""
+
+    def run(given: Any, **values: str) -> Any:
+        where: Any = {"configurable": {"thread_id": "a", **({} if place == "context" else values)}}
+        more: Any = {"context": values} if place == "context" else {}
+        return asyncio.run(agent.ainvoke(given, where, **more)) if awaited else agent.invoke(given, where, **more)
+
+    assert "__interrupt__" in run({"messages": desk.ticket(0)[0]}, tenant="acme", user_id="bob")
+    return run(Command(resume={"decisions": [decision]}), **scope)
+
+
+@pytest.mark.parametrize("decision", [APPROVE, REJECT])
+@pytest.mark.parametrize(("awaited", "place"), [(False, "config"), (True, "config"), (False, "context")])
+@pytest.mark.parametrize(("names", "others"), [(("tenant",), {}), (("tenant?",), {}), ((), {"user_id": "rita"})])
+def test_a_resume_of_another_tenant_is_an_error_before_a_tool_or_a_model_runs(
+    names: Any, others: Any, awaited: bool, place: str, decision: Any
+) -> None:
+    learner, model = ICRLMiddleware(InMemoryStore(), scope=names or ("tenant", "user_id")), desk.GuessingClerk()
+    agent = make(learner, "batched", True, model)
+    with pytest.raises(ScopeError, match=r"and its thread was begun with '(acme|bob)': resume it with the same, or with none"):
+        resume(agent, awaited, place, decision, **({"tenant": "acme", **others} if others else {"tenant": "zeta"}))
+    said = agent.get_state({"configurable": {"thread_id": "a"}}).values["messages"]
+    assert not any(isinstance(one, ToolMessage) and one.text.startswith("A0: ") and "arranged" in one.text for one in said)
+    assert [list(one.values()) for one in learner.scopes()] == [["acme"] if names else ["acme", "bob"]]
+
+
+@pytest.mark.parametrize(("awaited", "place"), [(False, "config"), (True, "config"), (False, "context")])
+@pytest.mark.parametrize("option", ["scope", "user"])
+def test_a_turn_that_a_reviewer_resumes_under_his_own_login_stays_the_users(option: str, awaited: bool, place: str) -> None:
+    options: Any = {"scope": ("tenant", "user_id?")} if option == "scope" else {"scope": ("tenant",), "user": "user_id"}
+    learner = ICRLMiddleware(InMemoryStore(), **options)
+    resume(make(learner, "batched", True), awaited, place, APPROVE, tenant="acme", user_id="rita")
+    (turn,) = learner.conversation("a", tenant="acme", user_id="bob").turns
+    assert [step.action.partition("(")[0] for step in turn.steps] == ["lookup_order", "resolve", "reply: It is done."]
+    assert len(learner.scopes()) == 1
+    with pytest.raises(UserError):
+        learner.feedback("a", reward=1.0, tenant="acme", user_id="rita")
+
+
+def test_a_turn_of_nobody_stays_nobodys_where_a_reviewer_resumes_it() -> None:
+    learner = ICRLMiddleware(InMemoryStore(), scope=("tenant?", "user_id?"))
+    agent = make(learner, "batched", True)
+    agent.invoke({"messages": desk.ticket(0)[0]}, {"configurable": {"thread_id": "a"}})
+    given: Any = Command(resume={"decisions": [APPROVE]})
+    with pytest.raises(
+        ScopeError, match="gives the tenant 'zeta', and its thread was begun with none: resume it with the same"
+    ):
+        agent.invoke(given, {"configurable": {"thread_id": "a", "tenant": "zeta"}})
+    agent.invoke(None, {"configurable": {"thread_id": "a", "user_id": "rita"}})
+    assert learner.scopes() == [{"tenant": None, "user_id": None}]
+    assert len(learner.conversation("a").turns[0].steps) == 3

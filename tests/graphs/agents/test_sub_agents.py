@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 from billing_tool import billing_tool
 from langchain.agents import create_agent
+from langchain.agents.middleware import HumanInTheLoopMiddleware
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.store.memory import InMemoryStore
+from langgraph.types import Command
 from scripted_chat import SayingChat
 
 from learngraph.graphs.agents.learner import LearningState, rate_agents
@@ -114,6 +116,19 @@ def test_a_sub_agent_works_for_the_tenant_of_its_supervisors_thread(scope: Any, 
         graph.invoke({"messages": "June"}, {"configurable": {"thread_id": "t", "tenant": "globex"}})
     graph.invoke({"messages": "June"}, {"configurable": {"thread_id": "u", "tenant": "globex"}})
     assert len(billing.conversation("u", tenant="globex").turns) == 1, "a tenant that is named holds"
+
+
+def test_a_sub_agent_works_for_the_user_of_its_supervisors_turn_whoever_resumes_it() -> None:
+    store, scope = InMemoryStore(), ("tenant", "user_id?")
+    supervisor, billing = [SynapseMiddleware(store, name=name, scope=scope) for name in ("supervisor", "billing")]
+    human, ask_billing = (
+        HumanInTheLoopMiddleware({"ask_billing": True}),
+        billing_tool(create_agent(Biller(), [], middleware=[billing])),
+    )
+    graph = create_agent(Supervisor(), [ask_billing], middleware=[supervisor, human], checkpointer=InMemorySaver())
+    for given, user in (({"messages": "May"}, "bob"), (Command(resume={"decisions": [{"type": "approve"}]}), "rita")):
+        graph.invoke(given, {"configurable": {"thread_id": "t", "tenant": "acme", "user_id": user}})  # type: ignore[arg-type]
+    assert supervisor.scopes() == billing.scopes() == [{"tenant": "acme", "user_id": "bob"}]
 
 
 def test_a_sub_agent_works_for_the_tenant_of_a_graph_of_ones_own() -> None:
