@@ -38,6 +38,7 @@ from ...memory.conversations.turns import (
     CONTINUED,
     Conversation,
     Rating,
+    asked_text,
     finite_reward,
     is_asked,
     only_thread,
@@ -318,7 +319,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             message_id: id of one of the agent's messages: its turn alone is rated, such as one branch of `Send`.
             source: who says so, such as a reader's name.
             scope: the values of the scope, as in the agent's runs: `tenant="acme"`; where `user=` names a value, that as well: then a
-                thread of another user is an error.
+                thread of another user is an error, or a named turn of his; in a thread that users share, it is about the user's last turn alone.
 
         Raises:
             UserError: the thread, the run or the message is unknown or not given and there are several, the reward is out of range, neither reward
@@ -328,8 +329,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         asked = {"run_id": None if run_id is None else str(run_id), "message_id": message_id}
         try:
             kept, thread = self._find_thread(thread_id, scope, self.feedback, **asked)
-            if asked == dict.fromkeys(asked) and not find_caller().call:  # a tool that rates means its own turn
-                asked["turn"] = self._ended_turn(kept, thread)
+            if asked == dict.fromkeys(asked):
+                asked |= self._turn_meant(kept, thread, self._split_user(scope)[1])
             return self._take_rating(kept.scope, thread, reward, text, source, datetime.now(UTC).isoformat(), **asked)
         except Unavailable as away:
             raise Unavailable(f"feedback was not kept: {away}; give it again, also if it was: it counts once") from away
@@ -340,11 +341,21 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
                 f"feedback was not kept: {type(error).__name__}: {error}; give it again: it counts once"
             ) from error
 
-    def _ended_turn(self, kept: ConversationStore, thread: str) -> str | None:
-        """Id of the last turn of a thread before those that are at work; None: the last one that is recorded."""
+    def _turn_meant(self, kept: ConversationStore, thread: str, user: str) -> dict[str, str | None]:
+        """Find the turn that feedback on a thread is about: the last one before those that are at work; empty: the last recorded one.
+        In a thread that users share, it is a reply of the user's own last turn, which is rated alone."""
         working = {turn for one, turn, _ in [*self._memory(kept.scope).at_work] if one == thread}
-        turns = kept.conversation(thread).turns if working else ()
-        return next((one.id for one in reversed(turns) if one.id.rstrip(CONTINUED) not in working), None)
+        working = set() if find_caller().call else working  # a tool that rates means its own turn
+        talk = kept.latest(thread) if user or working else None
+        if talk is None:
+            return {}
+        is_shared = bool(user and talk.users - {user})
+        his = [one for one in talk.turns if not is_shared or talk.user_of(one) == user]
+        ended = [one for one in his if one.id.rstrip(CONTINUED) not in working]
+        own = (ended or (his if is_shared else []))[-1:]
+        if is_shared and own and own[0].replies:
+            return {"message_id": own[0].replies[-1]}
+        return {"turn": own[0].id} if own and (is_shared or working) else {}
 
     def _take_rating(
         self, labels: tuple[str, ...], thread: str, reward: float | None, text: str | None, source: str, at: str, **more: Any
@@ -396,10 +407,13 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         Raises:
             UserError: the thread or the run is unknown, or the turn has no rating of this source.
         """
-        kept, thread = self._find_thread(thread_id, scope, self.retract)
+        asked = {"run_id": None if run_id is None else str(run_id), "message_id": message_id}
+        kept, thread = self._find_thread(thread_id, scope, self.retract, **asked)
         self.check_source(source)
-        groups, run = comparisons_with(kept, [thread]), None if run_id is None else str(run_id)
-        gone = kept.retract(thread, run_id=run, message_id=message_id, source=source)
+        if asked == dict.fromkeys(asked):
+            asked["message_id"] = self._turn_meant(kept, thread, self._split_user(scope)[1]).get("message_id")
+        groups = comparisons_with(kept, [thread])
+        gone = kept.retract(thread, source=source, **asked)
         self.erase_lessons(kept.scope, groups)
         return gone
 
@@ -832,16 +846,19 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         own, user = self._split_user(scope)
         kept = self._memory(self._labels(own, method, thread)).conversations
         id = kept.find_thread(**asked) if thread is None else str(thread)
-        if user and (talk := kept.turns.get(id)) is not None:
-            self._check_user(talk, user)
+        if user and (talk := kept.latest(id)) is not None:
+            self._check_user(talk, user, **asked)
         return kept, id
 
-    def _check_user(self, talk: Conversation, user: str) -> None:
-        """Raise `UserError` if a conversation is of others than this user, as of `_split_user`."""
-        if user and talk.users and user not in talk.users:
+    def _check_user(self, talk: Conversation, user: str, **asked: str | None) -> None:
+        """Raise `UserError` if a conversation, or the turn in it that is asked for, is of others than this user, as of `_split_user`."""
+        named = [one for one in talk.turns if is_asked(one, **asked)] if any(asked.values()) else []
+        users = {talk.user_of(one) for one in named} - {""} or talk.users
+        if user and users and user not in users:
             said, name = unquote(user) if "=" in user else f"{user}=None", user.partition("=")[0]
+            what, its = (f"the turn of {asked_text(**asked)} in ", "run") if named else ("", "runs")
             raise UserError(
-                f"asked for conversation {talk.id!r} of {said}, and it is another user's: give the {name} that its runs gave"
+                f"asked for {what}conversation {talk.id!r} of {said}, and it is another user's: give the {name} that its {its} gave"
             )
 
     def _reached(self, scope: Mapping[str, Any], method: Callable[..., Any] | None = None) -> list[tuple[str, ...]]:
@@ -1057,7 +1074,7 @@ def _agent_turns(
         one.check_source(source)
         kept, user = _kept_of(one, scope)
         if (talk := kept.turns.get(thread)) is not None:
-            one._check_user(talk, user)
+            one._check_user(talk, user, **asked)
             rows.append((one, kept.scope, talk, kept.ratings(talk.id)))
     if not rows:
         raise UserError(f"rate_agents: thread {thread!r} is recorded of none of the agents {names} in this scope")

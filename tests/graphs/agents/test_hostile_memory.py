@@ -446,7 +446,7 @@ def test_each_turn_of_a_thread_that_users_share_is_of_the_user_who_ran_it() -> N
         run = {"configurable": {**config("t")["configurable"], "user_id": user}}
         out = agent.invoke({"messages": f"{desk.ticket(number)[0]} I am {user}."}, run)
         replies.append(out["messages"][-1].id)
-    learner.feedback("t", reward=1.0, tenant="acme", user_id="ann")
+    learner.feedback("t", reward=1.0, tenant="acme")
     kept = learner._memory(learner._labels({"tenant": "acme"})).conversations
     taught = {one.id: one.user for one in kept.trajectories.all()}
     assert taught == {"t/0": "user_id=ann", "t/1": "user_id=bob", "t/2": "user_id=ann"}, "shares count what each has taught"
@@ -459,6 +459,32 @@ def test_each_turn_of_a_thread_that_users_share_is_of_the_user_who_ran_it() -> N
     assert "ann" not in str([row["task"], row["user"], [step["observation"] for step in row["turns"][0]["steps"]]])
     assert learner.forget(tenant="acme", user_id="bob") == 1
     assert not [*learner.export(tenant="acme")]
+
+
+def test_with_a_user_id_a_rating_in_a_shared_thread_reaches_turns_of_that_user_alone() -> None:
+    agent, learner, _ = make("synapse", user="user_id")
+    replies = list[str]()
+    for number, user in enumerate(("ann", "ann", "eve", "bob")):
+        run = {"configurable": {**config("t")["configurable"], "user_id": user}}
+        out = agent.invoke({"messages": f"{desk.ticket(number)[0]} I am {user}."}, run)
+        replies.append(out["messages"][-1].id)
+    with pytest.raises(
+        UserError, match=r"asked for the turn of reply '.*' in conversation 't' of user_id=eve, and it is another"
+    ):
+        learner.feedback("t", message_id=replies[0], reward=1.0, tenant="acme", user_id="eve")
+    with pytest.raises(UserError, match="of user_id=eve, and it is another") as said:
+        rate_agents([learner], "t", message_id=replies[0], reward=1.0, tenant="acme", user_id="eve")
+    assert "ann" not in str(said.value)
+    learner.feedback("t", reward=1.0, tenant="acme", user_id="eve")
+    kept = learner._memory(learner._labels({"tenant": "acme"})).conversations
+    assert {one.id: one.user for one in kept.trajectories.all()} == {"t/2": "user_id=eve"}
+    learner.feedback("t", reward=0.5, tenant="acme", user_id="ann")
+    learner.feedback("t", message_id=replies[0], reward=0.0, tenant="acme", user_id="ann")
+    assert {one.id: one.score for one in kept.trajectories.all()} == {"t/0": 0.0, "t/1": 0.5, "t/2": 1.0}
+    with pytest.raises(UserError, match="of user_id=eve, and it is another user's"):
+        learner.retract("t", message_id=replies[0], tenant="acme", user_id="eve")
+    assert learner.retract("t", tenant="acme", user_id="eve").reward == 1.0
+    assert {one.id for one in kept.trajectories.all()} == {"t/0", "t/1"}
 
 
 def test_a_run_of_another_tenant_than_its_threads_is_an_error() -> None:
