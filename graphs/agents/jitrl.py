@@ -40,7 +40,7 @@ from langgraph.store.base import BaseStore
 from ...memory.conversations.messages import last_user_message, steps, text_read, without_values
 from ...memory.conversations.reviews import REJECTED
 from ...memory.errors import UserError, did_you_mean, plural
-from ...memory.records import Candidate, Neighbour, Observation, Trajectory, Transition
+from ...memory.records import Candidate, Experience, Neighbour, Observation, Trajectory, Transition
 from ...memory.search.similarity import Similarity
 from ...nodes.act.advantage import action_values
 from ...nodes.act.choose import softmax
@@ -257,8 +257,7 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         state.update(nodes["recall"](state))  # type: ignore[operator]
         state["scope"] = {"task": place.task.id, "domain": DOMAIN, "before": (place.thread, place.number)}
         if self.user.names:  # each visit by itself, of which each user has some
-            raw = memory.returns.raw_neighbours(key, self.settings.min_similarity, **state["scope"])
-            found = self._newest(place, [Neighbour(one.id, alike, one.action, 1, one.value) for alike, one in raw])
+            found = self._newest(place, memory.returns.raw_neighbours(key, self.settings.min_similarity, **state["scope"]))
             state["neighbours"] = self.share_out(place, sorted(found, key=lambda one: -one.similarity), trajectory_id)
             state["shared"] = {one.id for one in state["neighbours"]}
         items = {f"{trim_middle(key, MOST_ITEM_CHARS)}: {one.action}": one.action for one in state["neighbours"]}
@@ -266,15 +265,17 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         state["neighbours"] = [one for one in state["neighbours"] if one.action not in state["left_out"]]
         return state
 
-    def _newest(self, place: Place, visits: Sequence[Neighbour]) -> list[Neighbour]:
-        """The newest visits of each decision, of those of another user no more than his share; given and returned oldest first."""
-        users, held, found = self._memory(place.scope).users, defaultdict[str, Counter[str]](Counter), list[Neighbour]()
-        for one in reversed(visits):
-            whose, counted = users.get(trajectory_id(one), ""), held[one.action]
+    def _newest(self, place: Place, visits: Sequence[tuple[float, Experience]]) -> list[Neighbour]:
+        """The newest visits of each decision in each state, of those of another user no more than his share; given and returned oldest
+        first."""
+        users, held, found = self._memory(place.scope).users, defaultdict[Any, Counter[str]](Counter), list[Neighbour]()
+        for similarity, one in reversed(visits):
+            visit = Neighbour(one.id, similarity, one.action, 1, one.value)
+            whose, counted = users.get(trajectory_id(visit), ""), held[one.state, one.action]
             most = NEWEST if whose in ("", place.user) else max(int(NEWEST * self.max_user_share), 1)
             if counted.total() < NEWEST and counted[whose] < most:
                 counted[whose] += 1
-                found.append(one)
+                found.append(visit)
         return found[::-1]
 
     def _advice(self, neighbours: Sequence[Neighbour], room: AdviceRoom) -> str:

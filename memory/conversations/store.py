@@ -502,7 +502,8 @@ class ConversationStore:
     def is_learned(self, thread: str, rating: Rating) -> bool:
         """True if none of the turns that a rating of a conversation is about is quarantined."""
         conversation, given = self.conversation(thread), self.ratings(thread)
-        about = [turns for one, turns in zip(given, turns_rated(conversation, given), strict=True) if one == rating]
+        pairs = zip(given, turns_rated(conversation, given), strict=True)  # another reader may have changed it meanwhile
+        about = [turns for one, turns in pairs if (one.turn, one.is_single) == (rating.turn, rating.is_single)]
         held = turns_held(conversation, self.quarantines.get(conversation.id))
         return not any(one.id in held for turns in about for one in turns)
 

@@ -152,6 +152,15 @@ def test_what_was_learned_before_an_instruction_stays_and_a_rating_of_both_is_le
     assert learned(learner) == ["t/0", "t/2"]
 
 
+def test_a_rating_of_a_held_turn_stays_unlearned_where_another_reader_has_rated_the_turn_meanwhile() -> None:
+    agent, learner, _ = make("synapse")
+    agent.invoke({"messages": desk.ticket(0)[0]}, config("t"))
+    learner.quarantine("t", "its customer was a thief", tenant="acme")
+    first = learner.feedback("t", reward=1.0, tenant="acme")
+    learner.feedback("t", reward=0.5, source="second", tenant="acme")
+    assert not learner._conversations({"tenant": "acme"}).is_learned("t", first)
+
+
 def test_a_thread_that_goes_on_from_before_an_instruction_is_learned_and_one_that_is_regenerated_is_not() -> None:
     agent, learner, _ = make("synapse", refresh_seconds=0.0)
     agent.invoke({"messages": desk.ticket(0)[0]}, config("t"))

@@ -15,6 +15,7 @@ from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 from openai_server import OpenAIServer
+from scripted_agent import ScriptedCalls
 from variants import quick
 
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
@@ -154,6 +155,26 @@ def test_decisions_follow_a_truth_that_changes(options: dict[str, Any]) -> None:
     rows = learner.conversation("t39").turns[0].advice[0]["candidates"]
     assert max(one["visits"] for one in rows) <= 8, "the newest returns of a decision"
     assert sum([serve(n, "replace") for n in range(40, 80)][-15:]) >= 12
+
+
+@pytest.mark.parametrize("options", [{}, {"user": "user_id"}])
+def test_visits_of_an_alike_state_take_no_place_of_those_of_the_state_itself(options: dict[str, Any]) -> None:
+    def resolve(how: Literal["refund", "replace"]) -> str:
+        """Resolve the customer's issue."""
+        return f"{how}: arranged"
+
+    options = {"settings": JitRL(min_similarity=0.5, gamma=1.0, exploration_bonus=0.0), **options}
+    options |= {"state_key": lambda messages: str(messages[0].text)}
+    learner = JitRLMiddleware(InMemoryStore(), decide=["resolve"], refresh_seconds=0.0, **options)
+    for number, kind in enumerate(["gold"] * 8 + ["silver"] * 8 + ["gold"]):
+        model = ScriptedCalls(calls=[("resolve", {"how": "refund"})])
+        agent = create_agent(model, [resolve], middleware=[learner], checkpointer=InMemorySaver())
+        asked: Any = {"messages": f"The late parcel of a {kind} customer."}
+        agent.invoke(asked, {"configurable": {"thread_id": f"t{number}", "user_id": f"u{number}"}})
+        learner.feedback(f"t{number}", reward=1.0 if kind == "gold" else -1.0)
+    (refund,) = learner.conversation("t16").turns[0].advice[0]["candidates"]
+    assert refund["visits"] > 8
+    assert refund["value"] > 0, "those of the state itself weigh more"
 
 
 class Kinds(Embeddings):
