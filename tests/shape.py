@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_507, "tests": 74_102}
+LINES: Mapping[str, int] = {"source": 87_518, "tests": 74_172}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -29,7 +29,7 @@ ROOMS: Mapping[str, int] = {
     "memory": 1_497,
     "memory/attempts": 650,
     "memory/claas": 2_825,
-    "memory/conversations": 3_001,
+    "memory/conversations": 3_012,
     "memory/lessons": 1_332,
     "memory/returns": 1_059,
     "memory/search": 1_503,

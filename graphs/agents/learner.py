@@ -577,11 +577,11 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             goes_on = found is not None
             record = self._recording(place, messages, entries, request.runtime, goes_on=goes_on, handed=handed)
 
-            def keep() -> None:
-                if record is not None:
-                    record()
+            def keep() -> object:
+                is_written = record is not None and record()
                 if goes_on and len(waits := self._memory(place.scope).open_turns) < MOST_OPEN:
                     waits.add((place.thread, place.turn))
+                return is_written
 
             if record is None:
                 keep()
@@ -640,14 +640,14 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             conversations.note_turn(place.thread, one, **about)
         keep: Callable[..., Any] = partial(conversations.record, place.thread, read=read, **about)
 
-        def record() -> None:
+        def record() -> object:  # False: a later record of the turn does so
             if goes_on and self.agent.queue.shared.skip((place.scope, place.thread), turn.id, len(turns)):
-                return
+                return False
             if suspicion is not None:
                 self.keep_out(place.scope, place.thread, *suspicion, place.turn)
             if left:
                 self._record_left(messages, place, left, len(done), keep)
-            keep(turn, beside=[one for one, *_ in turns[:-1]], is_noted=True, goes_on=goes_on)
+            return keep(turn, beside=[one for one, *_ in turns[:-1]], is_noted=True, goes_on=goes_on)
 
         return record
 

@@ -174,7 +174,7 @@ class SharedTurns:
             self._threads.popitem(last=False)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Write:
     """A write of a conversation that is tried again where it fails."""
 
@@ -251,7 +251,7 @@ class WriteQueue:
 
         Args:
             place: the labels of its scope, and its thread.
-            job: writes; twice is the same as once.
+            job: writes; twice is the same as once. False: it wrote nothing, since a later write of the conversation will.
             on_failure: is told why it is given up.
 
         Returns:
@@ -278,7 +278,7 @@ class WriteQueue:
     def _write_in_order(self, write: _Write) -> bool:
         """Write something after what has failed of its conversation; False if it is given up."""
         if self.waits_for(write.place):
-            self._try_again(store_works=False)
+            self._try_again(store_works=False, first=write.place)
         if self.waits_for(write.place):
             self._keep(write)
             return True
@@ -291,42 +291,53 @@ class WriteQueue:
         """True if a write of a conversation has failed, and waits."""
         return any(one.place == place for one in list(self._failed))
 
-    def _try_again(self, *, store_works: bool) -> None:
-        """Write what has failed, in order, until the store fails; all of it where the store has just taken something."""
-        failed, self._failed = self._failed, []
-        for number, one in enumerate(failed):
-            if self.waits_for(one.place):
-                self._failed.append(one)
+    def _try_again(self, *, store_works: bool, first: Place | None = None) -> None:
+        """Write what has failed, in order, and what is of the conversation `first` before all, until the store fails; all of it where the
+        store has just taken something."""
+        stuck = set[Place]()
+        for one in sorted(self._failed, key=lambda one: one.place != first):
+            if one.place in stuck:
                 continue
             is_known, is_written = self._try(one, store_works=store_works)
             store_works |= is_written
-            if is_known and not store_works:
-                self._failed += failed[number + 1 :]
-                return
+            if is_known and one in self._failed:
+                if not store_works:
+                    return
+                stuck.add(one.place)
 
     def _try(self, write: _Write, *, store_works: bool) -> tuple[bool, bool]:
-        """Try a write once; returns False if it is given up, and whether it is written."""
+        """Try a write once; returns False if it is given up, and whether the store has taken something."""
         try:
-            write.context.run(write.job)
+            is_written = write.context.run(write.job) is not False
         except Exception as error:
-            tries = write.tries + store_works
-            if tries >= MOST_TRIES or (isinstance(error, UserError) and not isinstance(error, Unavailable)):
+            write.tries += store_works
+            if write.tries >= MOST_TRIES or (isinstance(error, UserError) and not isinstance(error, Unavailable)):
                 self._give_up(write, error)
                 return False, False
             LOG.warning("a write has failed, and is tried again with the next one: %s: %s", type(error).__name__, error)
-            self._keep(replace(write, tries=tries))
+            if write not in self._failed:
+                self._keep(write)
             return True, False
-        return True, True
+        self._take_out(write)
+        return True, is_written
 
     def _keep(self, write: _Write) -> None:
         self._failed.append(write)
         if len(self._failed) > MOST_WAITING:
-            self._give_up(self._failed.pop(0), Unavailable(f"the store does not answer: {MOST_WAITING:,} writes wait for it"))
+            self._give_up(self._failed[0], Unavailable(f"the store does not answer: {MOST_WAITING:,} writes wait for it"))
+
+    def _take_out(self, write: _Write) -> None:
+        if write in self._failed:
+            self._failed.remove(write)
 
     def _give_up(self, write: _Write, error: Exception) -> None:
         scope, thread = write.place
         self.shared.drop(scope, {thread})
-        write.on_failure(error)
+        try:
+            write.on_failure(error)
+        except Exception:  # the other writes wait for their try
+            LOG.warning("a write was given up for %s: %s, and nobody could be told", type(error).__name__, error, exc_info=True)
+        self._take_out(write)  # only now: until then feedback on the turn is told that it waits
 
     def read(self, work: Callable[[], Any]) -> Future[Any]:
         """Have something read in a thread of its own, after all that was to be written before."""
@@ -359,7 +370,7 @@ class WriteQueue:
         has_failed = self._failed if place is None else self.waits_for(place)
         with self._hurry(place):
             if has_failed and current_branch() is None:
-                self.write(partial(self._try_again, store_works=False), place)
+                self.write(partial(self._try_again, store_works=False, first=place), place)
             with self._lock:
                 asked = [one for one, where in self._open.items() if place in (None, where)]
             if late := wait(asked, RESTART_SECONDS).not_done:

@@ -149,3 +149,72 @@ def test_a_step_need_not_be_written_where_a_later_record_of_its_turn_waits() -> 
     for turn in (TURN, replace(TURN, id="u2")):
         kept.note_turn("t", turn, TASK)
     assert not shared.skip(place, TURN.id, 1), "what waits is of another turn"
+
+
+class Refusing:
+    """Jobs that fail while their name stands in `refused`, and what was done."""
+
+    def __init__(self) -> None:
+        self.refused, self.done, self.told = set[str](), list[str](), list[str]()
+
+    def write(self, queue: WriteQueue, name: str, thread: str = "", result: object = None) -> None:
+        """Write a name to a thread, or to one of this name."""
+
+        def job() -> object:
+            if name in self.refused:
+                raise ConnectionError("away")
+            self.done.append(name)
+            return result
+
+        queue.write_turn((SCOPE, thread or name), job, lambda error: self.told.append(name))
+
+
+def test_a_step_that_is_passed_over_does_not_say_that_the_store_works() -> None:
+    queue, jobs = WriteQueue(), Refusing()
+    jobs.refused = {"step", "turn", "next"}
+    jobs.write(queue, "turn")
+    for _ in range(2 * queues.MOST_TRIES):
+        jobs.write(queue, "step", result=False)
+        jobs.refused.discard("step")
+        jobs.write(queue, "next")
+        queue.wait((SCOPE, "step"))
+        jobs.refused.add("step")
+    assert not jobs.told
+    assert queue.count_failed(SCOPE) == 1 + 2 * queues.MOST_TRIES
+    jobs.refused.clear()
+    queue.wait()
+    assert {"turn", "next"} <= {*jobs.done}
+    assert not queue.count_failed(SCOPE)
+
+
+def test_a_write_waits_while_it_is_tried_again_and_one_that_is_given_up_takes_no_other_along() -> None:
+    queue, jobs, waits = WriteQueue(), Refusing(), list[bool]()
+
+    def look() -> None:
+        waits.append(queue.waits_for((SCOPE, "a")))
+        if len(waits) == 1:
+            raise ConnectionError("away")
+        raise ValueError("too large")
+
+    queue.write_turn((SCOPE, "a"), look, lambda error: 1 / 0)
+    jobs.refused = {"b"}
+    jobs.write(queue, "b")
+    for n in range(queues.MOST_TRIES):
+        jobs.write(queue, f"c{n}", "b" * (n == 0))
+        jobs.refused.clear()
+        jobs.write(queue, f"d{n}")
+    queue.wait()
+    assert waits == [False] + [True] * queues.MOST_TRIES
+    assert not queue.count_failed(SCOPE)
+    assert jobs.done.index("b") < jobs.done.index("c0")
+
+
+def test_what_somebody_waits_for_of_a_conversation_is_tried_before_what_failed_of_others() -> None:
+    queue, jobs = WriteQueue(), Refusing()
+    jobs.refused = {"a", "b"}
+    for name in ("a", "b"):
+        jobs.write(queue, name)
+    jobs.refused = {"a"}
+    queue.wait((SCOPE, "b"))
+    assert jobs.done == ["b"]
+    assert queue.waits_for((SCOPE, "a"))
