@@ -89,7 +89,9 @@ def _fault(states: Collection[_State], steps: Steps) -> str:
 def _steps(wiring: Wiring) -> Steps:
     """All states of a run; none if they are too many."""
     moves = {name: _moves(wiring, name) for name in ("START", *wiring.nodes)}
-    joins = {edge.target: {one for one in wiring.edges if one.join == edge.join} for edge in wiring.edges if edge.join}
+    joins = defaultdict[tuple[tuple[str, ...], str], set[Edge]](set)
+    for edge in (edge for edge in wiring.edges if edge.join):
+        joins[edge.join, edge.target].add(edge)
     steps, pending, count = dict[_State, list[tuple[Move, _State]]](), [_State(frozenset({"START"}))], 0
     while pending:
         if (state := pending.pop()) in steps:
@@ -104,7 +106,7 @@ def _steps(wiring: Wiring) -> Steps:
             move = frozenset(chain.from_iterable(chosen))
             joining = {edge for edge in wiring.edges if edge.join and edge.source in state.active}
             active, arrived = {edge.target for edge in move}, state.arrived | joining
-            full = [(target, arrows) for target, arrows in joins.items() if arrows <= arrived]
+            full = [(target, arrows) for (_, target), arrows in joins.items() if arrows <= arrived]
             active.update(target for target, _ in full)
             arrived = arrived.difference(*(arrows for _, arrows in full))
             after = _State(frozenset(active - {"END"}), arrived, state.may_end or "END" in active)

@@ -298,6 +298,21 @@ def ask(state: Question) -> Any:
     return {"draft": "x"}
 
 
+@pytest.mark.parametrize(("label", "ran"), [("x", ["p", "a", "b", "d"]), ("y", ["q", "c", "e", "d"])])
+def test_two_joins_lead_to_one_node_from_either_side_of_a_router(label: str, ran: list[str]) -> None:
+    text = "START --> r\n r -->|x| p --> a & b\n r -->|y| q --> c & e\n a & b --> d\n c & e --> d --> END"
+    nodes: dict[str, Any] = {name: lambda state, name=name: {"seen": [name]} for name in "pqabced"}
+    nodes["r"] = anything
+
+    def x_or_y(state: Any) -> Literal["x", "y"]:
+        return "x" if label == "x" else "y"
+
+    assert told_of(text, {"r": x_or_y}) == []
+    graph = wire(StateGraph(Counted), f"flowchart LR\n {text}", nodes, {"r": x_or_y}).compile()
+    assert graph.invoke({"seen": []}) == {"seen": ran}
+    assert rewire(graph, to_mermaid(graph)).invoke({"seen": []}) == {"seen": ran}
+
+
 @pytest.mark.parametrize(
     ("node", "key", "is_told"), [(ask, "qestion", True), (ask, "other", False), (anything, "qestion", False)]
 )
