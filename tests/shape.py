@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_518, "tests": 74_172}
+LINES: Mapping[str, int] = {"source": 87_520, "tests": 74_209}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -25,7 +25,7 @@ ROOMS: Mapping[str, int] = {
     "graphs/presets": 115,
     "graphs/serving": 2_470,
     "graphs/studio": 2_228,
-    "graphs/wiring": 5_003,
+    "graphs/wiring": 5_005,
     "memory": 1_497,
     "memory/attempts": 650,
     "memory/claas": 2_825,

@@ -85,14 +85,14 @@ class Arrows:
             )
 
     def check_piece(self, send: Send) -> None:
-        """Refuse a piece of work with a channel that its node does not read, but one much like it.
+        """Refuse a piece of work with a channel that its node does not read, but one much like it. A channel of the state is not misspelt.
 
         Raises:
             FlowError: says which.
         """
         reads = self.inputs.get(send.node, ())
         for name in send.arg if isinstance(send.arg, Mapping) and reads else ():
-            if name not in reads and (hint := did_you_mean(str(name), set(reads) - send.arg.keys())):
+            if name not in {*reads, *self.state} and (hint := did_you_mean(str(name), set(reads) - send.arg.keys())):
                 raise FlowError(f"the fan-out of '{self.source}' hands '{send.node}' `{name}`, which it does not read{hint}")
 
     def check_commands(self, returned: Any) -> bool:

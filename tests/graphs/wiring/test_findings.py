@@ -330,6 +330,28 @@ def test_a_misspelt_channel_of_a_piece_of_work_is_told(node: Any, key: str, is_t
         graph.invoke({"question": "?"})
 
 
+class Asked(TypedDict):
+    questions: list[str]
+    answers: Annotated[list[str], add]
+
+
+class Work(TypedDict):
+    question: str
+    answer: str
+
+
+def work(piece: Work) -> Any:
+    return {"answers": [piece["question"]]}
+
+
+def test_a_piece_of_work_may_hold_the_whole_state() -> None:
+    """`answers` is a channel of the state, although the node reads an `answer`."""
+    text = "flowchart LR\n START --> spread -.-> ask --> END"
+    fan_outs: dict[str, Any] = {"spread": lambda state: [Send("ask", {**state, "question": q}) for q in state["questions"]]}
+    graph = wire(StateGraph(Asked), text, {"spread": anything, "ask": work}, fan_outs=fan_outs).compile()
+    assert graph.invoke({"questions": ["a", "b"], "answers": []})["answers"] == ["a", "b"]
+
+
 def b_or_c(state: Any) -> Literal["b", "c"]:
     return "b"
 
