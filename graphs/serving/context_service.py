@@ -10,6 +10,7 @@ whose feedback was not, because the service was killed, sends it again, and it c
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import re
 from collections import defaultdict
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 __all__ = ["LEARNERS", "ContextService"]
+
+LOG = logging.getLogger("learngraph.service")
 
 LEARNERS = ("adamem", "icrl", "lessons", "reasoning-bank")
 """Values of --learn, as graphs/agents/methods.py names them."""
@@ -228,13 +231,15 @@ class ContextService(Service):
         return await super().metrics()
 
     async def _measure_rated(self) -> None:
-        while self._rated:
-            scope = self._rated.pop()
+        for scope in [*self._rated]:
+            self._rated.discard(scope)
             try:
                 await asyncio.to_thread(self._measure, *scope)
-            except Unavailable:  # the next look tries again
+            except Exception as error:  # the next look tries again; the words may be a user's
                 self._rated.add(scope)
-                return
+                if isinstance(error, Unavailable):
+                    return
+                LOG.warning("held and lift of %s/%s stay as they were: %s", *scope, type(error).__name__)
 
     def _measure(self, tenant: str, adapter: str) -> None:
         scope = {"tenant": tenant, "adapter": adapter}

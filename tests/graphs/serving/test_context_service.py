@@ -380,6 +380,22 @@ async def test_what_a_learner_says_of_a_tenant_names_no_method_and_no_other_tena
         assert [word for word in ("()", "Screen(", "release(", "rival,", "did you mean") if word in said] == []
 
 
+async def test_what_a_store_could_not_tell_is_measured_at_the_next_look(
+    tmp_path: Path, services: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*scope: str) -> None:
+        raise ConnectionError("secret words")
+
+    with OpenAIServer(provider) as server:
+        async with served(tmp_path, server.url) as (acme, _):
+            await rate(acme, (await chat(acme))["id"])
+            with monkeypatch.context() as broken:
+                broken.setattr(services[0], "_measure", fail)
+                assert "learngraph_held{" not in (await acme.get("http://x/metrics")).text
+            assert 'learngraph_held{adapter="default",tenant="acme"} 0' in (await acme.get("http://x/metrics")).text
+    assert ("ConnectionError" in caplog.text, "secret words" in caplog.text) == (True, False)
+
+
 async def test_a_user_who_rates_himself_teaches_no_other_user_of_the_tenant(tmp_path: Path) -> None:
     with OpenAIServer(provider) as server:
         async with served(tmp_path, server.url) as (acme, rival):
