@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_520, "tests": 74_209}
+LINES: Mapping[str, int] = {"source": 87_526, "tests": 74_262}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -23,8 +23,8 @@ ROOMS: Mapping[str, int] = {
     "graphs/cli": 2_984,
     "graphs/experiments": 7_677,
     "graphs/presets": 115,
-    "graphs/serving": 2_470,
-    "graphs/studio": 2_228,
+    "graphs/serving": 2_475,
+    "graphs/studio": 2_229,
     "graphs/wiring": 5_005,
     "memory": 1_497,
     "memory/attempts": 650,

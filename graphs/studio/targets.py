@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+import sysconfig
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
@@ -238,12 +239,11 @@ class _UserCode:
 
     def _read_files(self) -> dict[str, bytes]:
         """Name of a module -> its text: the time of a file tells two changes within a tick of its clock not apart."""
-        here = Path.cwd()
+        here, python = Path.cwd(), sysconfig.get_path("stdlib")  # Python itself may be below, as in a home with pyenv
         for name, module in list(sys.modules.items()):
-            path = Path(getattr(module, "__file__", None) or "/")
-            if not path.is_absolute():
-                path = here / path
-            if path.is_relative_to(here) and "site-packages" not in path.parts and name.partition(".")[0] != "learngraph":
+            path = here / (getattr(module, "__file__", None) or "/")
+            is_own = path.suffix == ".py" and path.is_relative_to(here) and not path.is_relative_to(python)
+            if is_own and {"site-packages", "dist-packages"}.isdisjoint(path.parts) and name.partition(".")[0] != "learngraph":
                 self._files[name] = path
         return {name: path.read_bytes() for name, path in self._files.items() if path.is_file()}
 
@@ -256,11 +256,12 @@ class _UserCode:
         texts = self._read_files()
         if texts == self._texts:
             return None
-        self._texts = texts
+        before, self._texts = self._texts, texts
         for name, path in self._files.items():
             sys.modules.pop(name, None)
-            if path.suffix == ".py":  # Python takes what it has compiled for a file of the same size and second to be its own
-                Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
+            if texts.get(name) != before.get(name):  # Python runs what it compiled of a file of the same size and second
+                with suppress(OSError):  # there is none, or its folder cannot be written
+                    Path(importlib.util.cache_from_source(str(path))).unlink()
         importlib.invalidate_caches()
         self.graph = load_graph(self._target)
         self._texts = self._read_files()

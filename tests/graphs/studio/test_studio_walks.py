@@ -39,6 +39,7 @@ from learngraph.graphs.studio.command import open_studio, studio
 from learngraph.graphs.studio.drawing import Drawing
 from learngraph.graphs.studio.forms import answer_form, input_form, question_text, read_settings, settings_form
 from learngraph.graphs.studio.options import StudioOptions
+from learngraph.graphs.studio.targets import _UserCode
 from learngraph.graphs.studio.walk_session import StudioError, WalkSession
 from learngraph.graphs.studio.widget import studio_view, widget_module
 from learngraph.graphs.wiring.flow import to_mermaid, wire
@@ -976,3 +977,39 @@ def test_options_that_make_no_sense_are_sentences() -> None:
         StudioOptions(port=-1)
     with pytest.raises(UserError, match="--input is JSON such as"):
         open_studio(StudioOptions("json:loads", input="{"))
+
+
+def test_code_that_changed_is_run_anew_and_neither_python_nor_packages_are_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the current directory has Python itself below it, and a folder of compiled files cannot be written."""
+    monkeypatch.chdir("/")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "site-packages").mkdir()
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    (tmp_path / "site-packages" / "z4_package.py").write_text("")
+    (tmp_path / "z4_part.py").write_text("")
+    text = """
+import z4_package, z4_part
+from typing import TypedDict
+from langgraph.graph import StateGraph
+class State(TypedDict):
+    number: int
+graph = StateGraph(State).add_node("one", lambda state: {"number": 1}).set_entry_point("one").compile()
+"""
+    (tmp_path / "z4_app.py").write_text(text)
+    code = _UserCode("z4_app:graph")
+    assert {"z4_app", "z4_part"} <= code._texts.keys()
+    assert not {"z4_package", "json", "langgraph.graph", "learngraph"} & code._texts.keys()
+    assert code.reload() is None
+    (tmp_path / "z4_app.py").write_text(text.replace("1}", "2}"))
+    refused = list[Path]()
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        refused.append(path)
+        raise PermissionError(path)
+
+    with monkeypatch.context() as locked:
+        locked.setattr(Path, "unlink", refuse)
+        assert code.reload() is not None
+    assert [path.name.partition(".")[0] for path in refused] == ["z4_app"]
