@@ -645,7 +645,13 @@ async def test_a_models_markdown_is_shown_and_its_tags_stay_text(app_folder: Pat
             await say(opened, "**Hm**")
             await until(opened, "document.querySelectorAll('.chat .said').length === 2")
             shown = await opened.run(READ)
-            assert await opened.run("import('./markdown.js').then((made) => made.markdown('*a* '.repeat(20_000)).length)") == 1
+            for long in (
+                "'*a* '.repeat(20_000)",
+                "'>'.repeat(10_000)",
+                "'- '.repeat(10_000) + 'a'",
+                "'a|b\\n' + ' '.repeat(100_000) + 'x'",
+            ):
+                assert await opened.run(f"import('./markdown.js').then((made) => made.markdown({long}).length)") == 1
             assert await opened.run("document.querySelector('.said.human span').textContent") == "**Hm**"
             assert (
                 await opened.run("document.title.includes('hacked') || document.querySelector('.said img') !== null") is False

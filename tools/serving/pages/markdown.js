@@ -36,17 +36,18 @@ function readItems(lines) {
   return { items, start: parseInt(mark, 10), count: i };
 }
 
-const RULE = /^\s*\|?(\s*:?-+:?\s*\|)+(\s*:?-+:?\s*)?$/, QUOTE = /^\s{0,3}>\s?/, BAR = /(?<!\\)\|/;
+const RULE = /^\|?(\s*:?-+:?\s*\|)+(\s*:?-+:?\s*)?$/, QUOTE = /^\s{0,3}>\s?/, BAR = /(?<!\\)\|/;
 
 /** True of a line that begins something else than a paragraph. */
-const begins = (lines, i) => [FENCE, HEADING, ITEM, QUOTE].some((one) => one.test(lines[i])) || (BAR.test(lines[i]) && RULE.test(lines[i + 1] ?? ""));
+const begins = (lines, i) => [FENCE, HEADING, ITEM, QUOTE].some((one) => one.test(lines[i])) || (BAR.test(lines[i]) && RULE.test((lines[i + 1] ?? "").trim()));
 
 /** The cells of a line of a table. */
 const cellsOf = (line) => line.trim().replace(/^\|/, "").replace(/(?<!\\)\|$/, "").split(BAR).map((cell) => inline(cell.trim().replaceAll("\\|", "|")));
 
-/** The elements of a text of Markdown, also of one that is still being written. */
-export function markdown(text) {
+/** The elements of a text of Markdown, also of one that is still being written. Lists and quotes within each other are read to a depth of 20. */
+export function markdown(text, depth = 0) {
   const lines = typeof text === "string" ? text.split("\n") : text, made = [];
+  if (depth >= 20) return [html`<p>${inline(lines.join("\n"))}</p>`];
   for (let i = 0; i < lines.length;) {
     const fence = FENCE.exec(lines[i])?.[1], heading = HEADING.exec(lines[i])?.[1];
     if (fence) {
@@ -57,12 +58,12 @@ export function markdown(text) {
       made.push(html`<p><strong>${inline(heading)}</strong></p>`);
       i += 1;
     } else if (ITEM.test(lines[i])) {
-      const { items, start, count } = readItems(lines.slice(i)), parts = items.map((one) => html`<li>${markdown(one)}</li>`);
+      const { items, start, count } = readItems(lines.slice(i)), parts = items.map((one) => html`<li>${markdown(one, depth + 1)}</li>`);
       made.push(start >= 0 ? html`<ol start=${start}>${parts}</ol>` : html`<ul>${parts}</ul>`);
       i += count;
     } else if (QUOTE.test(lines[i])) {
       const end = lines.findIndex((line, n) => n > i && !QUOTE.test(line)), last = end < 0 ? lines.length : end;
-      made.push(html`<blockquote>${markdown(lines.slice(i, last).map((line) => line.replace(QUOTE, "")))}</blockquote>`);
+      made.push(html`<blockquote>${markdown(lines.slice(i, last).map((line) => line.replace(QUOTE, "")), depth + 1)}</blockquote>`);
       i = last;
     } else if (begins(lines, i)) {
       const end = lines.findIndex((line, n) => n > i + 1 && !BAR.test(line)), last = end < 0 ? lines.length : end, head = cellsOf(lines[i]);
