@@ -25,7 +25,8 @@ _MOST_SIGNS = 60
 
 
 def escape_memory_tags(text: str) -> str:
-    """A text in which no tag `<memory>` begins or ends, however it is spelt, by which advice to an agent is known; other tags stay."""
+    """A text in which no tag `<memory>`, by which advice to an agent is known, begins or ends, also in capitals, in full-width signs or with
+    unseen signs between; other tags stay."""
 
     def escape(found: re.Match[str]) -> str:
         following = unicodedata.normalize("NFKC", re.sub(f"[{_UNSEEN}]", "", text[found.end() : found.end() + _MOST_SIGNS]))

@@ -39,8 +39,11 @@ gc.disable()  # what collection imports and lists stays to the end: it is neithe
 
 
 def pytest_collection_finish() -> None:
-    """Leave all that was imported out of what is looked through for garbage; agents wait for a store as long as tests wait for anything, their critics for no more feedback, and OpenAI's
-    client hardly between its tries."""
+    """Leave all that was imported out of what is looked through for garbage.
+
+    Agents wait for a store as long as tests wait for anything, their critics for no more feedback, and OpenAI's client hardly between its
+    tries.
+    """
     if queue := sys.modules.get("learngraph.memory.conversations.write_queue"):
         queue.STORE_PATIENCE = queue.WRITE_PATIENCE = PATIENCE  # type: ignore[attr-defined]
     if worker := sys.modules.get("learngraph.graphs.agents.study_worker"):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_526, "tests": 74_268}
+LINES: Mapping[str, int] = {"source": 87_531, "tests": 74_271}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -29,12 +29,12 @@ ROOMS: Mapping[str, int] = {
     "memory": 1_497,
     "memory/attempts": 650,
     "memory/claas": 2_825,
-    "memory/conversations": 3_012,
+    "memory/conversations": 3_015,
     "memory/lessons": 1_332,
     "memory/returns": 1_059,
     "memory/search": 1_503,
     "memory/storage": 3_014,
-    "nodes": 2_912,
+    "nodes": 2_913,
     "nodes/act": 1_918,
     "nodes/evaluate": 861,
     "nodes/extract": 2_038,

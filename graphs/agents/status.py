@@ -54,7 +54,7 @@ class LearnerStatus:
     failure: str = ""
     """The last error of the critic's model, if it could not be asked; empty without one."""
     quarantined: int = 0
-    """Conversations that nothing is learned from until a person releases them."""
+    """Conversations of which all, or a turn and what followed, is not learned until a person releases them."""
     held: int = 0
     """Of these, the ones with feedback."""
     idle: int = 0
@@ -90,7 +90,7 @@ class LearnerStatus:
         elif not self.rated and not self.held:
             found.append("no conversation has feedback: call feedback(thread_id, reward=...)")
         if self.quarantined:
-            say_why = "quarantine_reasons() says why, release(thread_id) lets one in"
+            say_why = "all of it, or a turn and what followed; quarantine_reasons() says why, release(thread_id) lets one in"
             feedback = f", {self.held} of them with feedback" if self.held else ""
             found.append(f"nothing is learned from {plural(self.quarantined, 'conversation')}{feedback}: {say_why}")
         found += self.failures_of_critic

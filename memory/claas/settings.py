@@ -147,8 +147,9 @@ class TeacherSettings:
     reads_text: bool = True
     """The teacher reads the text of the feedback. False: only whether the reward was above 0."""
     rewrites: int = 32
-    """Longest reply, in tokens, that is written anew by the words of its feedback and learned as it should have been (for `mixed`). Of
-    longer ones, where the teacher guesses (a word below 1/2), and for 0, the reply as it was is drawn towards the teacher, as in the paper."""
+    """Longest reply, in tokens, that is written anew by the words of its feedback and learned as it should have been (for `mixed`).
+    Longer replies, replies of which the teacher is less than 1/2 sure of a word, and with 0 all replies are drawn towards the teacher as
+    they were, as in the paper."""
     repairs: int = 12
     """Further updates of a step, at most, while it has not learned the replies that should have been, or has lost liked ones (for
     `mixed`): what is half learned garbles. Paper: 0."""

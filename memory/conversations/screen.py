@@ -1,7 +1,7 @@
 """The screen between conversations and memory: what is kept out, what is blackened, and what a person has to look at first.
 
     redact      secrets (keys, tokens, passwords, PINs, card numbers), and with `pii` addresses, phone and identity numbers, become `[secret]`
-    suspicion   texts that read like instructions to the agent: a conversation in which a user writes one is quarantined
+    suspicion   texts that read like instructions to the agent: a user's turn with one is quarantined, with what follows in its thread
     learnable   messages without calls of tools that are never to be learned, and without their results
     steps       the steps without the words of tools, and with the origin of values that only a tool has said (origins.py)
     retell      the same, of steps that were recorded elsewhere
@@ -108,7 +108,8 @@ class Screen:
             `[private]`, and no national forms. Calls that have them as arguments are then remembered without them. By default False.
         unlearned_tools: names of tools of which nothing is learned: neither that they were called, nor what they said. By default none.
         finds_instructions: True, the default: long results of tools, and those with orders, are remembered without their words;
-            conversations in which a user gives the agent instructions are quarantined, and such words of feedback are left out.
+            a turn in which a user gives the agent instructions is quarantined, with what follows in its thread, and such words of
+            feedback are left out.
         trusted_tools: names of tools whose results are the app's own words, such as its policies: they are remembered as they are,
             however long. By default none.
 

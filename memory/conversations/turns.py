@@ -2,7 +2,8 @@
 
 Feedback rates what happened since the feedback before it: a thread that is rated after its second and its fifth turn gives two
 trajectories, of turns 0 to 1 and 2 to 4. A branch of `Send` is a trajectory of its own, with the reward of its own reply or that of the
-thread. Feedback on the same turn again takes the place of the former one.
+thread. Feedback on the same turn again takes the place of what the same source said before, its reward and its words each by itself; of the
+rewards of several sources the low median counts.
 """
 
 import math

@@ -1,4 +1,5 @@
-"""The writes of this process to a store, in their order, behind the backs of the users from whose turns they come.
+"""The writes of this process to a store, behind the backs of the users from whose turns they come: those of a conversation in their order,
+and first those that somebody waits for.
 
     queue = queue_of(store)            one for all learners of a store
     queue.write(job)                   a hook of an agent: back when it is written, or at once where the store is slow
