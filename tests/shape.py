@@ -14,16 +14,16 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_531, "tests": 74_271}
+LINES: Mapping[str, int] = {"source": 87_534, "tests": 74_276}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
-    "graphs/agents": 8_318,
+    "graphs/agents": 8_320,
     "graphs/baselines": 1_668,
     "graphs/cli": 2_984,
     "graphs/experiments": 7_677,
     "graphs/presets": 115,
-    "graphs/serving": 2_475,
+    "graphs/serving": 2_476,
     "graphs/studio": 2_229,
     "graphs/wiring": 5_005,
     "memory": 1_497,

@@ -380,9 +380,11 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             return
         if waits:
             raise Unavailable(f"the last turn of conversation {thread!r} waits to be written, since the store has failed")
-        raise UserError(
+        refused = UserError(
             f"the turn of conversation {thread!r} was not recorded, and cannot be rated: {why}; another one is named by message_id="
         )
+        refused.public_message = "its turn could not be written to the learner's memory"  # the store's words may name others
+        raise refused
 
     @checks_arguments
     def retract(

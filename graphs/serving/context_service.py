@@ -116,7 +116,8 @@ class ContextService(Service):
             except Unavailable:
                 raise
             except UserError as error:
-                raise UserError(f"nothing is learned from {response_id!r}: the learner's memory has no record of it") from error
+                why = error.public_message or "the learner's memory has no record of it"  # other words may name other tenants
+                raise UserError(f"nothing is learned from {response_id!r}: {why}") from error
             if response_id in await asyncio.to_thread(partial(self._learner.quarantine_reasons, **scope)):
                 receipt = replace(receipt, state="held")  # it counts once a person has released it
             self._rated.add((tenant, row.exchange.adapter))
