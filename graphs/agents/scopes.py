@@ -38,6 +38,7 @@ from ...memory.conversations.turns import (
     CONTINUED,
     Conversation,
     Rating,
+    Turn,
     asked_text,
     finite_reward,
     is_asked,
@@ -344,8 +345,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
     def _turn_meant(self, kept: ConversationStore, thread: str, user: str) -> dict[str, str | None]:
         """Find the turn that feedback on a thread is about: the last one before those that are at work; empty: the last recorded one.
         In a thread that users share, it is a reply of the user's own last turn, which is rated alone."""
-        working = {turn for one, turn, _ in [*self._memory(kept.scope).at_work] if one == thread}
-        working = set() if find_caller().call else working  # a tool that rates means its own turn
+        working = self._turns_at_work(kept.scope, thread)
         talk = kept.latest(thread) if user or working else None
         if talk is None:
             return {}
@@ -356,6 +356,10 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         if is_shared and own and own[0].replies:
             return {"message_id": own[0].replies[-1]}
         return {"turn": own[0].id} if own and (is_shared or working) else {}
+
+    def _turns_at_work(self, labels: tuple[str, ...], thread: str) -> set[str]:
+        """Ids of the turns of a thread that are at work in this process; none where a tool rates, which means its own turn."""
+        return set() if find_caller().call else {turn for one, turn, _ in [*self._memory(labels).at_work] if one == thread}
 
     def _take_rating(
         self, labels: tuple[str, ...], thread: str, reward: float | None, text: str | None, source: str, at: str, **more: Any
@@ -1083,6 +1087,24 @@ def _agent_turns(
     return rows
 
 
+def _ended_turns(rows: list[_AgentTurns]) -> list[_AgentTurns]:
+    """The turns of a thread by agent without those at work, and those called in these; as it was where nothing is at work, or nothing else
+    is recorded."""
+    gone, before = {turn for one, labels, talk, _ in rows for turn in one._turns_at_work(labels, talk.id)}, 0
+
+    def is_gone(turn: Turn) -> bool:
+        return not gone.isdisjoint((turn.id.rstrip(CONTINUED), turn.called_by))
+
+    while len(gone) > before:
+        before = len(gone)
+        gone |= {reply for row in rows for turn in row[2].turns if is_gone(turn) for reply in turn.replies}
+    ended = [
+        (one, labels, replace(talk, turns=tuple(turn for turn in talk.turns if not is_gone(turn))), ratings)
+        for one, labels, talk, ratings in rows
+    ]
+    return [row for row in ended if row[2].turns] or rows if gone else rows
+
+
 @checks_arguments
 def rate_agents(
     learners: Sequence[ScopedLearner[Any]],
@@ -1099,7 +1121,7 @@ def rate_agents(
 
     By the thread's id, a rating is about the turns that nobody has rated by themselves; a second one, of a comment after a thumb, about the
     same turns. Where all turns are rated, and the last run by itself after all others, it is about that run; so is a comment where the last
-    run is rated.
+    run is rated. Turns that are at work in this process are left out, as by `feedback`.
 
     Args:
         learners: of the agents. Each is told its own values of the scope.
@@ -1121,13 +1143,24 @@ def rate_agents(
     asked = {"run_id": None if run_id is None else str(run_id), "message_id": message_id}
     rows = _agent_turns(learners, thread_id, source, scope, **asked)
     at = datetime.now(UTC).isoformat()
-    talks, by_thread = [talk for _, _, talk, _ in rows], message_id is None and run_id is None
+    by_thread, known = message_id is None and run_id is None, rows
+    rows = _ended_turns(rows) if by_thread else rows
+    talks = [talk for _, _, talk, _ in rows]
     if by_thread:
         about = turns_meant(talks, [ratings for *_, ratings in rows], has_reward=reward is not None)
     else:
         about = [[turn.replies[-1] for turn in turns] for turns in turns_of_run(talks, **asked)]
+    given: dict[str, Any] = {"source": source, "at": at, "of_whole": by_thread}
     return {
-        one.agent.name: one._take_rating(labels, talk.id, reward, text, source, at, message_id=reply, of_whole=by_thread)
+        one.agent.name: one._take_rating(
+            labels,
+            talk.id,
+            reward,
+            text,
+            message_id=reply,
+            turn=talk.turns[-1].id if rows is not known and reply is None else None,
+            **given,
+        )
         for (one, labels, talk, _), replies in zip(rows, about, strict=True)
         for reply in replies
     }

@@ -2,12 +2,14 @@
 
 import random
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from billing_tool import billing_tool
 from langchain.agents import create_agent
+from langchain.agents.middleware import AgentMiddleware
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
@@ -52,8 +54,10 @@ class Team:
     def __init__(self, mode: Any = "guide") -> None:
         store = InMemoryStore()
         self.learners = [SynapseMiddleware(store, name=NAMES[0], mode=mode), SynapseMiddleware(store, name=NAMES[1])]
-        ask_billing = billing_tool(create_agent(Biller(), [], middleware=self.learners[1:]))
-        self.graph = create_agent(Supervisor(), [ask_billing], middleware=self.learners[:1], checkpointer=InMemorySaver())
+        self.ask_billing = billing_tool(create_agent(Biller(), [], middleware=self.learners[1:]))
+        self.graph: Any = create_agent(
+            Supervisor(), [self.ask_billing], middleware=self.learners[:1], checkpointer=InMemorySaver()
+        )
         self.replies = list[str]()
 
     def run(self, *, has_bill: bool) -> None:
@@ -199,3 +203,24 @@ def test_a_sub_agent_that_alone_learns_is_rated_by_the_reply_of_a_supervisor_tha
     assert (
         team.learners[1].feedback(message_id=team.learners[1].conversation("t").turns[1].replies[-1], reward=1.0).reward == 1.0
     )
+
+
+def test_a_thumb_while_a_run_is_at_work_is_about_the_runs_before_it_and_about_no_sub_agents_part_of_it() -> None:
+    team, thumbs = Team(), list[list[str]]()
+    team.run(has_bill=True)
+    team.run(has_bill=False)
+
+    class Thumb(AgentMiddleware):
+        """Rates the thread from elsewhere after the sub-agent has answered."""
+
+        def wrap_tool_call(self, request: Any, handler: Any) -> Any:
+            found = handler(request)
+            with ThreadPoolExecutor() as threads:
+                thumbs.append(threads.submit(team.rate, reward=-1.0).result())
+            return found
+
+    tools, more = [team.ask_billing], [*team.learners[:1], Thumb()]
+    team.graph = create_agent(Supervisor(), tools, middleware=more, checkpointer=team.graph.checkpointer)
+    team.run(has_bill=True)
+    assert thumbs == [[*NAMES]]
+    assert set(team.learned()) == {"supervisor 0", "supervisor 1", "billing 0"}

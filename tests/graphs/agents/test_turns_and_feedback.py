@@ -29,7 +29,7 @@ from waiting import PATIENCE
 
 from learngraph.graphs.agents.icrl import ICRLMiddleware
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
-from learngraph.graphs.agents.learner import LearningState
+from learngraph.graphs.agents.learner import LearningState, rate_agents
 from learngraph.graphs.agents.scopes import ScopeMemory
 from learngraph.graphs.agents.status import LearnerStatus
 from learngraph.graphs.agents.synapse import SynapseMiddleware
@@ -48,7 +48,8 @@ class Failing(desk.GuessingClerk):
 
 
 @pytest.mark.parametrize("awaited", [False, True])
-def test_a_thumb_without_ids_is_about_the_turn_before_the_one_at_work(awaited: bool) -> None:
+@pytest.mark.parametrize("of_agents", [False, True])
+def test_a_thumb_without_ids_is_about_the_turn_before_the_one_at_work(of_agents: bool, awaited: bool) -> None:
     begun, goes_on = Event(), Event()
 
     @tool
@@ -71,7 +72,8 @@ def test_a_thumb_without_ids_is_about_the_turn_before_the_one_at_work(awaited: b
     with ThreadPoolExecutor() as threads:
         running = threads.submit(ask, "A2")
         assert begun.wait(PATIENCE)
-        thumb = learner.feedback("a", reward=-1.0, text="bad", tenant="acme")
+        said: Any = {"reward": -1.0, "text": "bad", "tenant": "acme"}
+        thumb = rate_agents([learner], "a", **said)["agent"] if of_agents else learner.feedback("a", **said)
         goes_on.set()
         running.result()
     first, second = learner.conversation("a", tenant="acme").turns
