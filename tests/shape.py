@@ -14,11 +14,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_534, "tests": 74_276}
+LINES: Mapping[str, int] = {"source": 87_566, "tests": 74_303}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
-    "graphs/agents": 8_320,
+    "graphs/agents": 8_353,
     "graphs/baselines": 1_668,
     "graphs/cli": 2_984,
     "graphs/experiments": 7_677,

@@ -171,12 +171,11 @@ class Origins:
         other_tools = " ".join(name.replace("_", " ") for name in self._listed if name != call["name"]).casefold()
         named = [word for word in words if not _has(f"{_COMMON} {other_tools}", word)]
         new = [forms for forms in leaves if not _has_any(self._asked, forms)]
-        known = (self._chosen, *(one.told for one in self._results))
-        untold = [forms for forms in new if not any(_has_any(text, forms) for text in known)]
+        tellers = [{one.text for one in self._results if _has_any(one.told, forms)} for forms in new]
+        untold = [forms for forms, told in zip(new, tellers, strict=True) if not told and not _has_any(self._chosen, forms)]
         is_asked = len(words) < len(_name_words(call["name"]))
         for one in self._results:
-            others = " ".join(other.told for other in self._results if other.text != one.text)
-            is_free = not words or any(_has_any(others, forms) for forms in new)
+            is_free = not words or any(told - {one.text} for told in tellers)
             is_named = not is_free and (any(_has(one.orders, w) for w in named) or all(_has(one.orders, w) for w in words))
             is_said = bool(words) and _says_to_call(one.text, one.orders, call["name"])
             has_value = (one.instructs or not (is_free or is_asked)) and any(_has_any(one.orders, forms) for forms in untold)
