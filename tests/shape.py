@@ -14,11 +14,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_566, "tests": 74_303}
+LINES: Mapping[str, int] = {"source": 87_614, "tests": 74_376}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
-    "graphs/agents": 8_353,
+    "graphs/agents": 8_376,
     "graphs/baselines": 1_668,
     "graphs/cli": 2_984,
     "graphs/experiments": 7_677,
@@ -29,7 +29,7 @@ ROOMS: Mapping[str, int] = {
     "memory": 1_497,
     "memory/attempts": 650,
     "memory/claas": 2_825,
-    "memory/conversations": 3_015,
+    "memory/conversations": 3_039,
     "memory/lessons": 1_332,
     "memory/returns": 1_059,
     "memory/search": 1_503,
@@ -55,7 +55,7 @@ ROOMS: Mapping[str, int] = {
 """Most lines of each room; the files at the top of a folder are a room, too."""
 ARROWS_UP = 2
 """Most imports that run back up among the rooms of the four folders: those that would have to go for the rooms to lie on floors."""
-PUBLIC_NAMES = 1_273
+PUBLIC_NAMES = 1_274
 """Most names that files show to others: those in `__all__`, or without that list, all that do not begin with `_`."""
 FILE, GRAPH_FILE, FUNCTION = 700, 400, 60
 """Most lines of a file, of a file in graphs/, and of a function."""

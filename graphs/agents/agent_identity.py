@@ -17,7 +17,7 @@ from langgraph.store.base import BaseStore
 from ...memory.conversations.reviews import mark_answered
 from ...memory.conversations.write_queue import WriteQueue, queue_of
 from ...memory.display import short
-from ...memory.errors import UserError, asks_store, did_you_mean
+from ...memory.errors import UserError, asks_store, did_you_mean, plural
 from .scope_values import ROOT, ScopeError, escape_label
 
 __all__ = ["DOMAIN", "AgentIdentity"]
@@ -72,7 +72,7 @@ class AgentIdentity:
 
     def close(self) -> None:
         """Write what waits, and close the store that was opened here, of a folder, or of a URL with the last of its learners; one that the
-        app gave is the app's."""
+        app gave is the app's. What the store does not take by then is given up, and told."""
         if self._store is not None:
             self.queue.wait()
         with _OPENING:
@@ -81,6 +81,10 @@ class AgentIdentity:
                 return
             for place in [place for place, one in _OPENED.items() if one is self._opened]:
                 del _OPENED[place]
+        if self._opened is not None:
+            self.queue.give_up_failed()
+        elif self._store is not None and (failed := self.queue.count_failed()):
+            LOG.warning("%s failed, and wait for the next write of this process to the store", plural(failed, "write"))
         if callable(close := getattr(self._opened, "close", None)):
             close()
 

@@ -56,7 +56,7 @@ from ...memory.telemetry import memory_names, span
 from ...nodes.arguments import Amount, ArgumentCheck, Range, checks_arguments, list_options
 from ...nodes.retrieve.user_share import are_enough, within_share
 from .agent_identity import AgentIdentity, unknown_tools
-from .erasure import comparisons_with, erase_comparisons, erase_scope, find_scopes
+from .erasure import check_written, comparisons_with, erase_comparisons, erase_scope, find_scopes
 from .intake import Admitted, ImportReport, Intake, days_before, write_lift
 from .lift import Lift, TrialLedger, TrialPlan, TrialShare, measure_lift, retirement, unrated_draws
 from .reward_sources import RewardScale, RewardSource, rating_text
@@ -724,18 +724,21 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         Raises:
             UserError: `threads` is None or a text, one of the threads is another user's, or every agent is to forget threads or without
                 a value; then nothing is deleted.
+            Unavailable: the store fails; or turns of which some may be the user's wait, since it has failed.
         """
         if every_agent and (threads != "all" or not scope):
             raise UserError("every_agent=True forgets all that has some values: give these, such as tenant=..., and no threads")
         own, user = self._split_user(scope)
         if threads != "all":
             named = [self._find_thread(one, scope, self.forget)[1] for one in threads]
-            count = self.forget_in(self._labels(own, self.forget), named)
+            check_written(self.agent.queue, labels := self._labels(own, self.forget), user)
+            count = self.forget_in(labels, named)
             if not count and (meant := self._names_meant(own)):
                 LOG.warning("%s: nothing is recorded of these values%s", self.method, meant)
             return count
         count = 0
         for labels in self._reached(own, self.forget):
+            check_written(self.agent.queue, labels, user)
             hers = [one.id for one in self._memory(labels).conversations.turns.all() if user in one.users] if user else None
             count += self.forget_in(labels, hers) if hers != [] else 0
         wanted = (*self.scope.labels(own, to_last=True), *filter(None, [user]))
@@ -757,6 +760,7 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
 
     def forget_in(self, labels: tuple[str, ...], threads: Sequence[str] | None) -> int:
         """As `forget`, in the scope with these labels."""
+        self.agent.queue.drop_failed(labels, threads)
         kept = self._memory(labels).conversations
         self.erase_lessons(labels, comparisons_with(kept, threads))  # first: what names the comparisons is forgotten then
         return kept.forget(threads)
@@ -870,7 +874,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
     def _reached(self, scope: Mapping[str, Any], method: Callable[..., Any] | None = None) -> list[tuple[str, ...]]:
         prefix = self._labels_of(self.scope.labels(scope, to_last=True, beside=_arguments(method)))
         self.agent.queue.wait()
-        return self.agent.namespaces(prefix, 2 + len(self.scope.names))
+        found = self.agent.namespaces(prefix, 2 + len(self.scope.names))
+        return [*dict.fromkeys([*found, *self.agent.queue.failed_scopes(prefix)])]
 
     def _recorded(self, scope: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         """The labels of the scopes with these values that conversations are recorded of."""

@@ -265,16 +265,41 @@ class WriteQueue:
                 on_failure(error)
                 return False
             return True
+        write = _Write(place, job, on_failure, copy_context())
         try:
-            done = self.write(partial(self._write_in_order, _Write(place, job, on_failure, copy_context())), place)
+            done = self.write(partial(self._write_in_order, write), place)
         except Unavailable as error:
-            on_failure(error)
+            self._give_up(write, error)
             return False
         return not done.done() or bool(done.result())
 
-    def count_failed(self, scope: tuple[str, ...]) -> int:
-        """The number of writes of a scope that wait, since the store has failed."""
-        return sum(one.place[0] == scope for one in list(self._failed))
+    def count_failed(self, scope: tuple[str, ...] | None = None) -> int:
+        """The number of writes of a scope, or of all, that wait, since the store has failed."""
+        return sum(scope in (None, one.place[0]) for one in list(self._failed))
+
+    def failed_scopes(self, prefix: tuple[str, ...]) -> list[tuple[str, ...]]:
+        """The scopes whose labels begin so, and of which writes wait, since the store has failed."""
+        return list(dict.fromkeys(one.place[0] for one in list(self._failed) if one.place[0][: len(prefix)] == prefix))
+
+    def drop_failed(self, scope: tuple[str, ...], threads: Collection[str] | None) -> None:
+        """Try the writes no more that have failed of these threads of a scope, or of all: they are to be forgotten."""
+        if current_branch() is None:
+            self.ask((scope, ""), partial(self._drop_failed, scope, threads))
+
+    def _drop_failed(self, scope: tuple[str, ...], threads: Collection[str] | None) -> None:
+        for one in [*self._failed]:
+            if one.place[0] == scope and (threads is None or one.place[1] in threads):
+                self._failed.remove(one)
+                self.shared.drop(scope, {one.place[1]})
+
+    def give_up_failed(self) -> None:
+        """Give up what has failed, since the store is closed."""
+
+        def give_up() -> None:
+            for one in [*self._failed]:
+                self._give_up(one, Unavailable("the store was closed before it took it"))
+
+        self.ask(((), ""), give_up)
 
     def _write_in_order(self, write: _Write) -> bool:
         """Write something after what has failed of its conversation; False if it is given up."""

@@ -50,7 +50,7 @@ class Watched(InMemoryStore):
             raise ConnectionError(self.error)
         if puts and self.write_error:
             raise self.write_error
-        if self.refused in [one.key for one in puts]:
+        if self.refused in [one.key for one in puts if one.value is not None]:
             raise ValueError("too large")
         self.written += [(one.namespace[-1], one.key) for one in puts]
         return super().batch(ops)
@@ -279,6 +279,66 @@ def test_close_writes_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert closed == [len(store.written)]
     (kept,) = [one for one in store.search(()) if one.namespace[-1] == "turns"]
     assert len(kept.value["turns"][0]["steps"]) == 3
+
+
+@pytest.mark.parametrize("every_agent", [False, True])
+@pytest.mark.parametrize("turns", [0, 1])
+def test_what_is_forgotten_while_it_waits_does_not_come_back(turns: int, every_agent: bool) -> None:
+    agent, learner, _ = make("synapse", store := Watched(), name="agent")
+    other = make("synapse", store, name="other")[1]
+    serve(agent, 0, "u")
+    for n in range(turns):
+        serve(agent, n, "t")
+    store.refused = "t"
+    serve(agent, 1, "t")
+    if every_agent:
+        assert other.forget(tenant="acme", every_agent=True) == 1 + turns
+    else:
+        assert learner.forget(["t"], tenant="acme") == turns
+    store.refused = ""
+    serve(agent, 2, "v")
+    assert [row["id"] for row in learner.export(tenant="acme")] == ["u"] * (not every_agent) + ["v"]
+    assert not waiting(learner)
+
+
+def test_a_scope_of_which_nothing_was_written_yet_is_forgotten() -> None:
+    agent, learner, _ = make("synapse", store := Watched())
+    store.refused = "t"
+    serve(agent, 0, "t")
+    assert learner.forget(tenant="acme") == 0
+    store.refused = ""
+    assert not [*learner.export(tenant="acme")]
+
+
+def test_a_user_is_not_forgotten_while_it_is_not_known_whose_turns_wait() -> None:
+    agent, learner, _ = make("synapse", store := Watched(), user="user_id")
+    store.refused = "t"
+    where = {"configurable": {"tenant": "acme", "user_id": "ann", "thread_id": "t"}}
+    agent.invoke({"messages": desk.ticket(1)[0]}, where)
+    for about in ({}, {"threads": ["t"]}, {"every_agent": True}):
+        with pytest.raises(Unavailable, match="1 write that may be of user_id=ann failed"):
+            learner.forget(tenant="acme", user_id="ann", **about)
+    store.refused = ""
+    assert learner.forget(tenant="acme", user_id="ann") in (0, 1)
+    assert "t" not in [row["id"] for row in learner.export(tenant="acme")]
+
+
+def test_what_a_store_has_not_taken_when_it_is_closed_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Watched()
+    monkeypatch.setattr("learngraph.memory.storage.open_store.open_agent_store", lambda where: store)
+    learner = SynapseMiddleware("somewhere", name="agent")
+    for one in (SynapseMiddleware(store, name="agent"), learner):
+        store.write_error = None
+        agent = create_agent(desk.GuessingClerk(), TOOLS, middleware=[one])
+        serve(agent, 0, "t")
+        store.write_error = ConnectionError("away")
+        serve(agent, 1, "t")
+        one.close()
+        assert one.agent.queue.count_failed() == (one is not learner)
+    assert "1 write failed, and wait for the next write of this process to the store" in caplog.messages
+    assert any("not recorded, and nothing is learned from it: the store was closed" in said for said in caplog.messages)
 
 
 PROGRAM = """

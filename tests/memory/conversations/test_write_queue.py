@@ -218,3 +218,16 @@ def test_what_somebody_waits_for_of_a_conversation_is_tried_before_what_failed_o
     queue.wait((SCOPE, "b"))
     assert jobs.done == ["b"]
     assert queue.waits_for((SCOPE, "a"))
+
+
+def test_a_turn_that_finds_no_room_is_held_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queues, "WRITE_PATIENCE", 0.0)
+    monkeypatch.setattr(queues, "MOST_WAITING", 1)
+    queue, jobs, free = WriteQueue(), Refusing(), Event()
+    queue.write(lambda: free.wait(60))
+    kept = ConversationStore(InMemoryStore(), SCOPE, shared=queue.shared)
+    kept.note_turn("t", TURN, TASK)
+    jobs.write(queue, "t")
+    assert jobs.told == ["t"]
+    assert queue.shared.get((SCOPE, "t")) is None
+    free.set()
