@@ -1003,7 +1003,7 @@ graph = StateGraph(State).add_node("one", lambda state: {"number": 1}).set_entry
     assert not {"z4_package", "json", "langgraph.graph", "learngraph"} & code._texts.keys()
     assert code.reload() is None
     (tmp_path / "z4_app.py").write_text(text.replace("1}", "2}"))
-    refused = list[Path]()
+    refused, imported = list[Path](), dict(sys.modules)
 
     def refuse(path: Path, missing_ok: bool = False) -> None:
         refused.append(path)
@@ -1012,4 +1012,5 @@ graph = StateGraph(State).add_node("one", lambda state: {"number": 1}).set_entry
     with monkeypatch.context() as locked:
         locked.setattr(Path, "unlink", refuse)
         assert code.reload() is not None
+    sys.modules.update(imported)  # the modules of other tests are below "/", too
     assert [path.name.partition(".")[0] for path in refused] == ["z4_app"]
