@@ -532,7 +532,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
 
             def fail(error: Exception) -> None:
                 for id in (place.thread, *(str(one.id) for one in turn if one.type == "ai")):
-                    self.agent.queue.shared.lose((place.scope, id), f"{type(error).__name__}: {error}")
+                    self.agent.queue.shared.note_loss((place.scope, id), f"{type(error).__name__}: {error}")
                 self._note_failure_of(place.scope, what, error)
 
             return place.turn if self.agent.queue.write_turn((place.scope, place.thread), end, fail) else ""

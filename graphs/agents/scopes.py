@@ -375,8 +375,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
 
     def _check_last_turn(self, labels: tuple[str, ...], thread: str, **asked: str | None) -> None:
         """Raise `UserError` where the last turn of a thread was not recorded, as far as this process knows, unless feedback names another."""
-        waits, lost = self.agent.queue.waits_for((labels, thread)), self.agent.queue.shared.why_lost
-        why = lost((labels, asked["message_id"] or thread)) or lost((labels, thread))
+        waits, loss_of = self.agent.queue.has_failed((labels, thread)), self.agent.queue.shared.loss_of
+        why = loss_of((labels, asked["message_id"] or thread)) or loss_of((labels, thread))
         if not waits and not why:
             return
         known = self._memory(labels).conversations.turns.get(thread)

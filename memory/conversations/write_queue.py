@@ -79,7 +79,7 @@ class SharedTurns:
         self.id = uuid4().hex[:12]
         self._threads = OrderedDict[Place, _OpenThread]()
         self._changed = OrderedDict[Place, Trajectory]()
-        self._lost = OrderedDict[Place, str]()
+        self._losses = OrderedDict[Place, str]()
         self._lock = threading.Lock()
         self._locks = WeakValueDictionary[tuple[str, ...], Any]()
 
@@ -106,16 +106,16 @@ class SharedTurns:
             for id in ids:
                 self._changed.pop((scope, id), None)
 
-    def lose(self, place: Place, why: str) -> None:
+    def note_loss(self, place: Place, why: str) -> None:
         """Take note that the last turn of a thread, or the one of a reply, whose id stands for the thread's, was given up."""
         with self._lock:
-            self._lost[place] = why
-            if len(self._lost) > MOST_OPEN:
-                self._lost.popitem(last=False)
+            self._losses[place] = why
+            if len(self._losses) > MOST_OPEN:
+                self._losses.popitem(last=False)
 
-    def why_lost(self, place: Place) -> str:
+    def loss_of(self, place: Place) -> str:
         """Why the last turn of a thread, or the one of a reply, was given up; empty: it was not."""
-        return self._lost.get(place, "")
+        return self._losses.get(place, "")
 
     def get(self, place: Place) -> _OpenThread | None:
         """A thread as it is held; None: it is not."""
@@ -147,7 +147,7 @@ class SharedTurns:
     def keep(self, place: Place, stored: Conversation, ended: str, count: int) -> None:
         """Hold what was written, so many records; `ended`: id of the turn that has ended with it, if one has."""
         with self._lock:
-            self._lost.pop(place, None)
+            self._losses.pop(place, None)
             known = self._threads.get(place, _OpenThread())
             written = replace(known, stored=stored, ahead=max(0, known.ahead - count))
             self._hold(place, written if written.ahead else replace(written, now=stored, ended=ended))
@@ -164,7 +164,7 @@ class SharedTurns:
     def drop(self, scope: tuple[str, ...], threads: Collection[str] | None = None) -> None:
         """Hold threads of a scope no more; None: all of them."""
         with self._lock:
-            for kept in (self._threads, self._lost):
+            for kept in (self._threads, self._losses):
                 for place in [one for one in kept if one[0] == scope and (threads is None or one[1] in threads)]:
                     del kept[place]
 
@@ -185,6 +185,8 @@ class _Write:
     context: Context
     tries: int = 0
     """Times that it has failed while the store took others."""
+    is_given_up: bool = False
+    """True once it is tried no more."""
 
 
 class WriteQueue:
@@ -196,9 +198,11 @@ class WriteQueue:
         """Seconds that the last write took; infinite: it is waited for in vain."""
         self._pool = ThreadPoolExecutor(1, "learngraph-writes")  # when the process ends, it does what waits
         self._lock, self._writer = threading.Lock(), 0
-        self._jobs = dict[Future[Any], tuple[Place | None, Callable[[], Any]]]()  # what waits, the oldest first
-        self._open, self._urgent = dict[Future[Any], Place | None](), list[Place | None]()  # that, and what is being written
-        self._failed = list[_Write]()  # changed by the thread that writes
+        self._open = dict[Future[Any], tuple[Place | None, Callable[[], Any]]]()
+        """What waits, the oldest first, and what is being written."""
+        self._urgent = list[Place | None]()
+        self._failed = dict[_Write, None]()
+        """What has failed, and what is of the same conversations, the oldest first; changed by the thread that writes."""
 
     def write(self, job: Callable[[], Any], place: Place | None = None) -> Future[Any]:
         """Have something written after all that was to be written before of its conversation; waits for it as long as the store is quick.
@@ -218,8 +222,7 @@ class WriteQueue:
             if len(self._open) >= MOST_WAITING:
                 raise Unavailable(f"the store does not answer: {len(self._open):,} writes wait for it")
             done = Future[Any]()
-            self._jobs[done] = place, partial(copy_context().run, job)
-            self._open[done] = place
+            self._open[done] = place, partial(copy_context().run, job)
             self._pool.submit(self._do_next)
         self.is_late(done, WRITE_PATIENCE)
         return done
@@ -267,11 +270,14 @@ class WriteQueue:
             return True
         write = _Write(place, job, on_failure, copy_context())
         try:
-            done = self.write(partial(self._write_in_order, write), place)
+            self.write(partial(self._try_all, place, write), place)
         except Unavailable as error:
             self._give_up(write, error)
-            return False
-        return not done.done() or bool(done.result())
+        return not write.is_given_up
+
+    def has_failed(self, place: Place) -> bool:
+        """True if a write of a conversation waits, since the store has failed."""
+        return any(one.place == place for one in list(self._failed))
 
     def count_failed(self, scope: tuple[str, ...] | None = None) -> int:
         """The number of writes of a scope, or of all, that wait, since the store has failed."""
@@ -289,7 +295,7 @@ class WriteQueue:
     def _drop_failed(self, scope: tuple[str, ...], threads: Collection[str] | None) -> None:
         for one in [*self._failed]:
             if one.place[0] == scope and (threads is None or one.place[1] in threads):
-                self._failed.remove(one)
+                del self._failed[one]
                 self.shared.drop(scope, {one.place[1]})
 
     def give_up_failed(self) -> None:
@@ -301,69 +307,54 @@ class WriteQueue:
 
         self.ask(((), ""), give_up)
 
-    def _write_in_order(self, write: _Write) -> bool:
-        """Write something after what has failed of its conversation; False if it is given up."""
-        if self.waits_for(write.place):
-            self._try_again(store_works=False, first=write.place)
-        if self.waits_for(write.place):
-            self._keep(write)
-            return True
-        is_known, is_written = self._try(write, store_works=False)
-        if is_written and self._failed:
-            self._try_again(store_works=True)
-        return is_known
-
-    def waits_for(self, place: Place) -> bool:
-        """True if a write of a conversation has failed, and waits."""
-        return any(one.place == place for one in list(self._failed))
-
-    def _try_again(self, *, store_works: bool, first: Place | None = None) -> None:
-        """Write what has failed, in order, and what is of the conversation `first` before all, until the store fails; all of it where the
-        store has just taken something."""
-        stuck = set[Place]()
-        for one in sorted(self._failed, key=lambda one: one.place != first):
+    def _try_all(self, first: Place | None, new: _Write | None = None) -> None:
+        """Write what has failed, in order, but that of the conversation `first` before all, and then what is `new` in it. What stands
+        behind a failure of its conversation waits on; so does what failed of others while the store has taken nothing."""
+        stuck, store_works = set[Place](), False
+        for one in sorted([*self._failed, *([new] if new else [])], key=lambda one: one.place != first):
             if one.place in stuck:
                 continue
-            is_known, is_written = self._try(one, store_works=store_works)
-            store_works |= is_written
-            if is_known and one in self._failed:
-                if not store_works:
-                    return
+            if new and one.place != first and not store_works:  # the new one was passed over
+                break
+            store_works |= self._try(one, store_works=store_works)
+            if one in self._failed:
                 stuck.add(one.place)
+                if not store_works:
+                    break
+        if new and new.place in stuck:
+            self._keep(new)
 
-    def _try(self, write: _Write, *, store_works: bool) -> tuple[bool, bool]:
-        """Try a write once; returns False if it is given up, and whether the store has taken something."""
+    def _try(self, write: _Write, *, store_works: bool) -> bool:
+        """Try a write once; returns True if the store has taken something."""
         try:
             is_written = write.context.run(write.job) is not False
         except Exception as error:
             write.tries += store_works
             if write.tries >= MOST_TRIES or (isinstance(error, UserError) and not isinstance(error, Unavailable)):
                 self._give_up(write, error)
-                return False, False
-            LOG.warning("a write has failed, and is tried again with the next one: %s: %s", type(error).__name__, error)
-            if write not in self._failed:
+            else:
+                LOG.warning("a write has failed, and is tried again with the next one: %s: %s", type(error).__name__, error)
                 self._keep(write)
-            return True, False
-        self._take_out(write)
-        return True, is_written
+            return False
+        self._failed.pop(write, None)
+        return is_written
 
     def _keep(self, write: _Write) -> None:
-        self._failed.append(write)
+        self._failed[write] = None
         if len(self._failed) > MOST_WAITING:
-            self._give_up(self._failed[0], Unavailable(f"the store does not answer: {MOST_WAITING:,} writes wait for it"))
-
-    def _take_out(self, write: _Write) -> None:
-        if write in self._failed:
-            self._failed.remove(write)
+            self._give_up(
+                next(iter(self._failed)), Unavailable(f"the store does not answer: {MOST_WAITING:,} writes wait for it")
+            )
 
     def _give_up(self, write: _Write, error: Exception) -> None:
+        write.is_given_up = True
         scope, thread = write.place
         self.shared.drop(scope, {thread})
         try:
             write.on_failure(error)
         except Exception:  # the other writes wait for their try
             LOG.warning("a write was given up for %s: %s, and nobody could be told", type(error).__name__, error, exc_info=True)
-        self._take_out(write)  # only now: until then feedback on the turn is told that it waits
+        self._failed.pop(write, None)  # only now: until then feedback on the turn is told that it waits
 
     def read(self, work: Callable[[], Any]) -> Future[Any]:
         """Have something read in a thread of its own, after all that was to be written before."""
@@ -393,12 +384,12 @@ class WriteQueue:
         """
         if threading.get_ident() == self._writer:
             return
-        has_failed = self._failed if place is None else self.waits_for(place)
+        has_failed = self._failed if place is None else self.has_failed(place)
         with self._hurry(place):
             if has_failed and current_branch() is None:
-                self.write(partial(self._try_again, store_works=False, first=place), place)
+                self.write(partial(self._try_all, place), place)
             with self._lock:
-                asked = [one for one, where in self._open.items() if place in (None, where)]
+                asked = [one for one, (where, _) in self._open.items() if place in (None, where)]
             if late := wait(asked, RESTART_SECONDS).not_done:
                 raise Unavailable(
                     f"the store does not answer: {len(late):,} writes have waited for {RESTART_SECONDS:g} seconds"
@@ -407,9 +398,9 @@ class WriteQueue:
     def _do_next(self) -> None:
         """Do the oldest job of those that somebody waits for, else of all."""
         with self._lock:
-            urgent = {one for one in self._urgent if one is not None}
-            done = next((one for one, (place, _) in self._jobs.items() if place in urgent), next(iter(self._jobs)))
-            _, job = self._jobs.pop(done)
+            urgent = {*self._urgent} - {None}
+            done = next((one for one, (place, _) in self._open.items() if place in urgent), next(iter(self._open)))
+            _, job = self._open[done]
         self._writer, began = threading.get_ident(), time.monotonic()
         try:
             result, error = job(), None

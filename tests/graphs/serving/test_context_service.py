@@ -378,7 +378,7 @@ async def test_what_a_learner_says_of_a_tenant_names_no_method_and_no_other_tena
             assert (await rivals.get(f"/experiences/{lost}")).json()["explain"] == ["nothing is recorded of this reply"]
             learner, refused_turn = services[0]._learner, (await chat(rivals))["id"]
             labels = learner._labels({"tenant": "rivals", "adapter": "default"})
-            learner.agent.queue.shared.lose((labels, refused_turn), "ValueError: of rival, too large")
+            learner.agent.queue.shared.note_loss((labels, refused_turn), "ValueError: of rival, too large")
             told = (await rate(rivals, refused_turn)).json()["error"]["message"]
             assert told == f"nothing is learned from {refused_turn!r}: its turn could not be written to the learner's memory"
         said = str([scope["learned"], explained, other, refused])

@@ -191,7 +191,7 @@ def test_a_write_waits_while_it_is_tried_again_and_one_that_is_given_up_takes_no
     queue, jobs, waits = WriteQueue(), Refusing(), list[bool]()
 
     def look() -> None:
-        waits.append(queue.waits_for((SCOPE, "a")))
+        waits.append(queue.has_failed((SCOPE, "a")))
         if len(waits) == 1:
             raise ConnectionError("away")
         raise ValueError("too large")
@@ -217,7 +217,23 @@ def test_what_somebody_waits_for_of_a_conversation_is_tried_before_what_failed_o
     jobs.refused = {"a"}
     queue.wait((SCOPE, "b"))
     assert jobs.done == ["b"]
-    assert queue.waits_for((SCOPE, "a"))
+    assert queue.has_failed((SCOPE, "a"))
+
+
+def test_a_write_brings_one_try_of_what_has_failed_of_others() -> None:
+    queue, jobs, tries = WriteQueue(), Refusing(), list[int]()
+
+    def refuse() -> None:
+        tries.append(1)
+        raise ConnectionError("away")
+
+    queue.write_turn((SCOPE, "b"), refuse, lambda error: None)
+    jobs.refused = {"a1"}
+    jobs.write(queue, "a1", "a")
+    jobs.refused.clear()
+    jobs.write(queue, "a2", "a")
+    assert jobs.done == ["a1", "a2"]
+    assert len(tries) == 2, "with its own write, and with the first that the store took"
 
 
 def test_a_turn_that_finds_no_room_is_held_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
