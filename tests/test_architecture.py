@@ -143,7 +143,7 @@ HEAVY = {
 def test_importing_a_graph_is_light_and_leaves_no_bare_names() -> None:
     """One interpreter imports them all: what is not there at the end was loaded by none. Agents of LangChain are loaded by those who use them."""
     graphs = ["graphs.jitrl", "graphs.baselines.tabular", "graphs.claas", "graphs.training_free_grpo", "graphs.methods"]
-    graphs += ["graphs.cli.main", "graphs.serving.service"]
+    graphs += ["graphs.cli.main", "graphs.serving.service", "graphs.agents.scopes"]
     found = loaded_after(*(f"learngraph.{name}" for name in graphs))
     assert len(found) == len(graphs)
     assert {name: loaded & HEAVY for name, loaded in found.items() if loaded & HEAVY} == {}

@@ -5,19 +5,23 @@ listened to; only a call that was turned over to another tool is read from that 
 (memory/conversations/reviews.py), which the checkpoint keeps for a run that goes on in another process.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from langchain.agents.middleware.types import ToolCallRequest
 from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager, Callbacks
 from langchain_core.messages import AIMessage, ToolMessage
 from langgraph.types import Command
 
 from ...memory.conversations.messages import is_summary
 from ...memory.conversations.reviews import mark_executed
+
+if TYPE_CHECKING:
+    from langchain.agents.middleware.types import ToolCallRequest
 
 __all__ = ["watch_call"]
 

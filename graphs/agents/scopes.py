@@ -57,6 +57,7 @@ from ...nodes.arguments import Amount, ArgumentCheck, Range, checks_arguments, l
 from ...nodes.retrieve.user_share import are_enough, within_share
 from .agent_identity import AgentIdentity, unknown_tools
 from .erasure import check_written, comparisons_with, erase_comparisons, erase_scope, find_scopes
+from .executed_calls import find_caller
 from .intake import Admitted, ImportReport, Intake, days_before, write_lift
 from .lift import Lift, TrialLedger, TrialPlan, TrialShare, measure_lift, retirement, unrated_draws
 from .reward_sources import RewardScale, RewardSource, rating_text
@@ -65,8 +66,6 @@ from .status import LET_IN, LearnerStatus
 
 if TYPE_CHECKING:
     from .consultation import Place
-
-from .executed_calls import find_caller
 
 __all__ = ["MemoryIndex", "ScopeMemory", "ScopedLearner"]
 
@@ -685,8 +684,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         if any(one.unlearned for one in ratings):
             lines.append(f"words of its feedback are not learned; release({thread_id!r}) lets them in")
         if (kept_out := kept.quarantines.get(thread)) is not None and not kept_out.released:
-            held = [numbered[id] for id in numbered if id in turns_under(talk, kept_out.of)]
-            where = f"turn {held[0]} and what followed" if held else "it"
+            held = turns_under(talk, kept_out.of)
+            where = f"turn {min(map(numbered.__getitem__, held))} and what followed" if held else "it"
             lines.append(f"nothing is learned from {where}: {kept_out.reason}; release({thread_id!r}) lets it in")
         return "\n".join(short(line, MOST_LINE_CHARS) for line in lines)
 
