@@ -14,11 +14,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_614, "tests": 74_377}
+LINES: Mapping[str, int] = {"source": 87_607, "tests": 74_393}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
-    "graphs/agents": 8_376,
+    "graphs/agents": 8_379,
     "graphs/baselines": 1_668,
     "graphs/cli": 2_984,
     "graphs/experiments": 7_677,

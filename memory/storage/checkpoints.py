@@ -110,9 +110,8 @@ async def open_checkpoints_async(where: str | os.PathLike[str]) -> AsyncIterator
     from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
     with _errors(where):
-        _Connection(
-            where
-        ).close()  # where a place cannot be opened, aiosqlite's thread fails a moment later, in a loop that has ended
+        # Where a place cannot be opened, aiosqlite's thread fails a moment later, in a loop that has ended.
+        _Connection(where).close()
         async with aiosqlite.connect(where, timeout=LOCK_TIMEOUT, factory=_Connection) as connection:
             await connection.execute(NO_WAIT)
             saver = _with_numbered_versions(AsyncSqliteSaver(connection, serde=serializer()))
