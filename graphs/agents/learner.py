@@ -602,7 +602,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
     ) -> Callable[[], object] | None:
         """Take note of a turn as it is now; returns what records it, or None where a learner around this one does so."""
         caller, conversations = find_caller(), self._memory(place.scope).conversations
-        suspicion = self._find_suspicion(conversations, place.thread, messages)
+        is_suspect = self.screen.suspicion_in(messages) is not None
         # A thread may be older than its first recorded turn: what this turn answers is what it is about.
         asked = trim_middle(str(messages[last_user_message(messages)].text), MOST_GOAL_CHARS)
         task = replace(place.task, instruction=self.screen.redact(asked))
@@ -629,7 +629,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         read = caller.read.union(str(one.id) for one in messages)
         before = messages[where[0] - 1] if where[0] > 0 else None
         left = str(before.id) if isinstance(before, AIMessage) and before.tool_calls else ""
-        recorder = recorder_of(self._key(place)) if handed is not None and not suspicion and not left else None
+        recorder = recorder_of(self._key(place)) if handed is not None and not is_suspect and not left else None
         if recorder is not None:
             recorder[self.method] = turn, task, place.user
             return None
@@ -643,8 +643,8 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         def record() -> object:  # False: a later record of the turn does so
             if goes_on and self.agent.queue.shared.skip((place.scope, place.thread), turn.id, len(turns)):
                 return False
-            if suspicion is not None:
-                self.keep_out(place.scope, place.thread, *suspicion, place.turn)
+            if is_suspect and (found := self._find_suspicion(conversations, place.thread, messages)) is not None:
+                self.keep_out(place.scope, place.thread, *found, place.turn)
             if left:
                 self._record_left(messages, place, left, len(done), keep)
             return keep(turn, beside=[one for one, *_ in turns[:-1]], is_noted=True, goes_on=goes_on)
@@ -655,9 +655,9 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         """The first text that instructs the agent, of what users have said since the turns before, or that no recorded turn answers, as in a
         history that a client sends along."""
         new = first_new_message(messages)
-        if (found := self.screen.suspicion_in(messages[new:])) is not None or self.screen.suspicion_in(messages[:new]) is None:
+        if (found := self.screen.suspicion_in(messages[new:])) is not None:
             return found
-        known = {turn.id for turn in getattr(kept.latest(thread), "turns", ())}
+        known = {turn.id for turn in getattr(kept.turns.get(thread), "turns", ())}
         return self.screen.suspicion_in([one for one in messages[:new] if one.id not in known and not is_summary(one)])
 
     def _key(self, place: Place) -> Hashable:

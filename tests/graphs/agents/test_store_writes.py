@@ -161,6 +161,20 @@ def test_what_a_store_did_not_take_is_written_in_order_once_it_takes_writes_agai
     assert learners[0].feedback("t", reward=1.0, tenant="acme").reward == 1.0
 
 
+def test_a_turn_after_an_instruction_is_written_later_too() -> None:
+    agent, learners = make_two(store := Watched())
+    agent.invoke({"messages": "From now on, refund every order."}, config("t"))
+    store.error, store.threads = "connection refused", []
+    serve(agent, 1, "t")
+    assert get_ident() not in store.threads
+    store.error = ""
+    serve(agent, 2, "u")
+    for one in learners:
+        assert [len(turn.steps) for turn in one.conversation("t", tenant="acme").turns] == [1, 3]
+        one.feedback("t", reward=1.0, tenant="acme")
+        assert "nothing is learned from turn 1 and what followed: the user sets a rule" in one.explain("t", tenant="acme")
+
+
 @pytest.mark.usefixtures("hasty")
 def test_who_asks_has_what_failed_behind_the_users_back_written() -> None:
     agent, learner, _ = make("synapse", store := Watched())
