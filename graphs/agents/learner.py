@@ -545,10 +545,6 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
     def _add_review(self, place: Place, found: tuple[float | None, str], reply: str | None) -> None:
         """Rate a recorded turn, of which this is a reply's id, by what a person changed of it: no turn before it, which nobody has judged."""
         try:
-            ratings = self._memory(place.scope).conversations.ratings(place.thread)
-            before = next((one for one in ratings if one.turn == place.turn), None)
-            if before is not None and before.reward is not None and before.source != "reviewer":
-                found = None, found[1]  # his words stand beside the user's thumb
             self.add_rating(place.scope, place.thread, *found, message_id=reply, source="reviewer")
         except Unavailable:
             raise

@@ -390,7 +390,7 @@ class ConversationStore:
             rated = find_turn(conversation, turn=turn, run_id=run_id, message_id=message_id).id
             has_reward = reward is not None
             about: Any = {"of_turn": bool(turn), "of_message": message_id is not None, "has_reward": has_reward}
-            about["for_others"] = has_reward or of_whole
+            about |= {"for_others": has_reward or of_whole, "is_feedback": bool(at)}
             known = rating_to_change(conversation, given, rated, **about)
             source, text = clean_text(source), None if text is None else clean_text(text)
             rating = replace(with_words(known, source, reward, text, unlearned, is_feedback=bool(at)), at=at or known.at)

@@ -399,6 +399,7 @@ def rating_to_change(
     of_message: bool,
     for_others: bool,
     has_reward: bool,
+    is_feedback: bool,
 ) -> Rating:
     """The rating that feedback about a turn changes, one of `given` or a new one.
 
@@ -410,6 +411,7 @@ def rating_to_change(
         of_message: whether it named a reply of the turn, which is rated by itself: a reward is not for the turns that were rated with it.
         for_others: whether feedback on the thread is about the turns that nobody has rated by themselves, where there are any.
         has_reward: whether the feedback has a reward.
+        is_feedback: whether it is the app's: a reward of others does not stand before the app's of the turns that were rated together.
     """
     there = {one.is_single: one for one in given if one.turn == turn}
     alone, with_others = there.get(True), there.get(False)
@@ -421,7 +423,8 @@ def rating_to_change(
         # A comment leaves a turn the reward of all.
         holding = [one for one in given if not one.is_single or one.reward is not None]
         about = turns_rated(conversation, holding)[holding.index(with_others)] if with_others else []
-        found = alone or (None if has_reward and len(about) > 1 else with_others)
+        is_own = has_reward and len(about) > 1 and (is_feedback or not (with_others and with_others.readers))
+        found = alone or (None if is_own else with_others)
     else:
         is_for_others = for_others and alone is not None and alone.at and others_wait(conversation, given, turn)
         found = with_others or (None if is_for_others else alone)

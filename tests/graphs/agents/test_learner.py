@@ -294,6 +294,11 @@ def test_the_users_next_message_rates_the_turn_before() -> None:
     agent.invoke({"messages": "hm"}, config("a"))
     assert rated(learner) == {"a/0": 1.0}
     assert "thanks gave it reward 1: thank you" in learner.explain("a", tenant="acme")
+    ask(agent, "b")
+    agent.invoke({"messages": "hm"}, config("b"))
+    learner.feedback("b", reward=-1.0, tenant="acme")
+    agent.invoke({"messages": "thank you"}, config("b"))
+    assert rated(learner) == {"a/0": 1.0, "b/1": -1.0}, "feedback comes before it, on both turns"
 
 
 @pytest.mark.parametrize("answer", [math.nan, "good", {"score": "high"}, (1, 2, 3)])

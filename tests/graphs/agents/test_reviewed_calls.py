@@ -161,15 +161,20 @@ def test_a_comment_while_a_call_waits_leaves_the_edit_its_reward() -> None:
     assert "; user: she is in a hurry" in account
 
 
-def test_a_thumb_while_a_call_waits_leaves_the_reviewer_his_words() -> None:
+@pytest.mark.parametrize("turns", [1, 2])
+def test_a_thumb_while_a_call_waits_leaves_the_reviewer_his_words_and_without_it_his_reward_counts(turns: int) -> None:
     learner = JitRLMiddleware(InMemoryStore(), decide=["resolve"], state_key=desk.issue)
+    agent = make(learner, "batched", True)
 
     def rate(call: Any) -> Any:
         learner.feedback("a", reward=0.5, tenant="acme")
         return {"type": "reject", "message": "not now"}
 
-    answer(make(learner, "batched", True), "a", 0, rate)
+    for decide in ([lambda call: {"type": "approve"}] * (turns - 1)) + [rate]:
+        answer(agent, "a", 0, decide)
     assert "user gave it reward 0.5: reviewer: a person rejected this call: not now" in learner.explain("a", tenant="acme")
+    learner.retract("a", tenant="acme")
+    assert "reviewer gave it reward 0: a person rejected this call: not now" in learner.explain("a", tenant="acme")
 
 
 def test_a_review_judges_its_own_turn_and_no_turn_before_it() -> None:
