@@ -127,7 +127,7 @@ def nothing_left() -> Iterator[None]:
     """No process of a session outlives its rollout."""
     before = children()
     yield
-    assert children() == before
+    assert children() <= before  # an earlier test's process may have ended meanwhile
 
 
 # One rollout

@@ -535,7 +535,7 @@ def test_no_process_is_started_none_is_touched_and_nothing_is_asked(session: Int
         cell = session.run(code)
         assert cell.status == "raised", (code, cell)
         assert "Error" in cell.text, code
-        assert children() == before, code
+        assert children() <= before, code
         assert session.run("x").text == "1\n", code
 
 
@@ -828,13 +828,13 @@ async def test_closing_in_the_loop_of_a_running_cell_does_not_wait_for_it() -> N
 
 @pytest.mark.slow
 def test_a_forgotten_session_is_swept_up() -> None:
-    before = children()  # of other tests of this process
+    before = children()  # of earlier tests, which may end meanwhile
     session = Interpreter()
     session.run("x = 1")
-    assert children() > before
+    assert children() - before
     del session
     gc.collect()
-    assert children() == before
+    assert children() <= before
 
 
 HOST = """
