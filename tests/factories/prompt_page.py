@@ -1,23 +1,15 @@
-"""Write nodes/prompts/README.md: every prompt as a model gets it, filled with a small example. Run it after a prompt has changed:
+"""Print prompts as a model gets them, filled with a small example. Without a name it prints all of them:
 
-python tests/factories/prompt_page.py
+python tests/factories/prompt_page.py adamem/strategy jitrl
 """
 
+import sys
 import tomllib
 from collections.abc import Mapping
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from learngraph.nodes.prompt import PROMPTS_DIR, Prompt
-
-PAGE = Path(__file__).parents[2] / "nodes" / "prompts" / "README.md"
-HEAD = """# All prompts, as a model gets them
-
-Each prompt is a file beside this page, filled here with a small example; how the steps of an attempt look at length is to be seen in
-[tests/prompts](../../tests/prompts). What belongs to a method stands at the end of the system message, and is left out of `act` here.
-This page is written by `python tests/factories/prompt_page.py`, and a test says when that has to be run again.
-"""
 
 
 def prompt_names() -> list[str]:
@@ -36,20 +28,17 @@ def example_values(name: str, examples: Mapping[str, Mapping[str, Any]]) -> dict
     return {place: fitting[place] for place in Prompt.load(name).placeholders}
 
 
-def page() -> str:
-    """The text of the page."""
+def page(*starts: str) -> str:
+    """The prompts whose names begin with one of these texts, as Markdown. What belongs to a method is left out of `act`."""
     examples = tomllib.loads(Path(__file__).with_name("prompt_examples.toml").read_text(encoding="utf-8"))
-    folders = [(folder, [*names]) for folder, names in groupby(prompt_names(), lambda name: name.rpartition("/")[0])]
-    links = ", ".join(f"[{folder}](#{folder.replace('/', '')})" for folder, _ in folders)
-    text = f"{HEAD}\n{links}\n"
-    for folder, names in folders:
-        text += f"\n## {folder}\n"
-        for name in names:
+    text = ""
+    for name in prompt_names():
+        if name.startswith(starts or ""):
             messages = Prompt.load(name).messages(**example_values(name, examples))
             shown = "\n\n".join(f"[{message.type}]\n{message.text.strip()}" for message in messages)
-            text += f"\n### {name}\n\n````text\n{shown.replace('[human]', '[user]')}\n````\n"
+            text += f"## {name}\n\n````text\n{shown.replace('[human]', '[user]')}\n````\n\n"
     return text
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    print(page(*sys.argv[1:]), end="")

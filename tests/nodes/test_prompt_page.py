@@ -1,17 +1,19 @@
-"""The page of all prompts (nodes/prompts/README.md) is as fresh as the prompts, and an agent's prompts speak of no game."""
+"""Every prompt can be shown with an example, and an agent's prompts speak of no game."""
 
 import re
 
 import pytest
-from prompt_page import PAGE, page, prompt_names
+from prompt_page import page, prompt_names
 
 from learngraph.nodes.prompt import Prompt
 
 OF_AGENTS = [name for name in prompt_names() if re.search(r"^agents/|/chat_|/conversation|adamem/ask_memory", name)]
 
 
-def test_the_page_shows_the_prompts_as_they_are() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "a prompt has changed: python tests/factories/prompt_page.py"
+def test_each_prompt_is_shown_with_an_example() -> None:
+    """A place without an example in tests/factories/prompt_examples.toml fails here."""
+    assert re.findall(r"^## (.+)$", page(), re.MULTILINE) == prompt_names()
+    assert "## adamem/strategy\n" in page("adamem/strategy")
 
 
 @pytest.mark.parametrize("name", OF_AGENTS)
