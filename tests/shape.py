@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_606, "tests": 74_408}
+LINES: Mapping[str, int] = {"source": 87_579, "tests": 74_397}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,
@@ -48,7 +48,7 @@ ROOMS: Mapping[str, int] = {
     "tools/models": 969,
     "tools/notebook": 1_706,
     "tools/pocket": 320,
-    "tools/serving": 3_487,
+    "tools/serving": 3_460,
     "tools/traces": 740,
     "tools/training": 3_761,
 }

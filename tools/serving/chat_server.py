@@ -44,7 +44,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ...memory.errors import UserError
 from ...memory.telemetry import take_over_trace
 from .backend import ChatBackend
-from .connections import available_connections, limited_protocol
+from .connections import MAX_HEADER_BYTES, MAX_HEADERS, TOO_LARGE, available_connections, limited_protocol
 from .endpoints import ChatApi, error_response, json_response
 from .liveness import liveness_process
 from .metrics import ServerMetrics
@@ -93,13 +93,17 @@ class RequestMiddleware:
         REQUEST_ID.set(id)
         take_over_trace(dict(scope["headers"]).get(b"traceparent", b"").decode("latin-1"))
         try:
+            headers = scope["headers"]  # that came in one piece: the parser bounds what it holds back
+            if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
+                raise ApiError(TOO_LARGE, 431, code="headers_too_large", headers={"connection": "close"})
             await self.app(scope, receive, sending)
         except (ClientDisconnected, ClientDisconnect):
             self.metrics.disconnects.inc()
             if not status:  # the middleware must answer, though the client is gone
                 await json_response({}, 499)(scope, receive, sending)
         except Exception as error:
-            LOG.exception("request %s failed: %s %s", id, scope["method"], scope["path"])
+            if not isinstance(error, ApiError):
+                LOG.exception("request %s failed: %s %s", id, scope["method"], scope["path"])
             if status:
                 raise  # the connection breaks, so that half an answer does not look whole
             await error_response(as_api_error(error))(scope, receive, sending)
@@ -395,6 +399,7 @@ async def serve(
         timeout_graceful_shutdown=math.ceil(grace),
         server_header=False,
         http=limited_protocol(available_connections(max_connections), header_seconds),
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         ws="none",
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
     )

@@ -1,7 +1,8 @@
-"""Limits on connections that uvicorn does not have: the time and the bytes that a request's headers may take, the requests that wait behind
-one that is being answered, the time in which nothing of an answer is read, and how many connections are open.
+"""Limits on connections that uvicorn does not have: the time that a request's headers may take, the time in which nothing of an answer is
+read, and how many connections are open. Without them, a client that never finishes a request, or reads no answer, keeps all others out.
 
-Without them, a client that never finishes a request, or reads no answer, keeps all others out or fills the memory.
+The parser is h11, which bounds the bytes of a head, of trailers and between chunks, and reads no request behind one that is being
+answered. In one process with its client a request took 2.6 ms of CPU, by httptools 2.5.
 """
 
 import asyncio
@@ -9,11 +10,12 @@ import json
 import logging
 import math
 import resource
+import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 __all__ = []
 
@@ -22,8 +24,7 @@ LINGER_SECONDS = 1.0
 """Time that a refused client has to read the answer. A connection that is closed with unread bytes is reset, and the answer lost."""
 MAX_HEADER_BYTES, MAX_HEADERS = 65_536, 100
 """Largest head of a request, and most headers in it."""
-MAX_PIPELINED = 8
-"""Most requests that wait behind the one that is being answered. A further one gets a 429 behind their answers."""
+TOO_LARGE = f"a request's headers are at most {MAX_HEADER_BYTES} bytes and {MAX_HEADERS} headers"
 STALL_SECONDS = 60.0
 """Longest time in which a client may read nothing of an answer."""
 MAX_LINGERING = 32
@@ -63,7 +64,7 @@ def limited_protocol(max_connections: int, header_seconds: float) -> type[asynci
     return type("LimitedProtocol", (_LimitedProtocol,), {"limits": _Limits(max_connections, header_seconds)})
 
 
-_Base: Any = HttpToolsProtocol
+_Base: Any = H11Protocol
 
 
 class _LimitedProtocol(_Base):  # type: ignore[misc]
@@ -72,7 +73,6 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
     limits: _Limits
     _header_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
-    _unread, _is_too_large, _has_too_many = 0, False, False
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
@@ -88,12 +88,9 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
         self._start_timer()
 
     def data_received(self, data: bytes) -> None:
-        if self in self.limits.lingering or self._has_too_many:
+        if self in self.limits.lingering:
             return
-        self._unread += len(data)
         super().data_received(data)
-        if self._unread > MAX_HEADER_BYTES and self not in self.limits.lingering:  # the parser may have refused it already
-            self._refuse_head()
         if self not in self.limits.opened:
             return
         if self.cycle is None or self.cycle.response_complete:
@@ -103,49 +100,20 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
         if not self.cycle.more_body:
             self.limits.waiting.pop(self, None)
 
-    # The parser's calls. What it holds back of headers, of trailers and between the chunks of a body is counted in `_unread`: it joins the
-    # parts of a header in quadratic time. An exception ends a request as one that is no HTTP.
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
-        size = len(self.url) + sum(len(one) + len(its) for one, its in self.headers)
-        if len(self.headers) > MAX_HEADERS or size > MAX_HEADER_BYTES:
-            self._is_too_large = True
-            raise OverflowError
-
-    def on_headers_complete(self) -> None:
-        self._unread = 0
-        if len(self.pipeline) >= MAX_PIPELINED:
-            self._has_too_many = True
-            raise OverflowError
-        super().on_headers_complete()
-
-    def on_body(self, body: bytes) -> None:
-        self._unread = 0
-        super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        self._unread = 0
-        super().on_message_complete()
-
     def send_400_response(self, msg: str) -> None:
-        if self._is_too_large:
-            self._refuse_head()
-        elif not self._has_too_many:  # that is said behind the answers to those that wait
-            is_body = self.cycle is not None and self.cycle.more_body
-            what = "the body cannot be read as chunks" if is_body else "this cannot be read as a request"
-            self._refuse(400, f"{what} of HTTP/1.1", "invalid_request")
-
-    def _refuse_head(self) -> None:
-        most = f"{MAX_HEADER_BYTES} bytes and {MAX_HEADERS} headers"
-        self._refuse(431, f"a request's headers are at most {most}", "headers_too_large")
+        if getattr(sys.exception(), "error_status_hint", 400) == 431:
+            self._refuse(431, TOO_LARGE, "headers_too_large")
+            return
+        what = (
+            "the body cannot be read as chunks"
+            if self.cycle is not None and self.cycle.more_body
+            else "this cannot be read as a request"
+        )
+        self._refuse(400, f"{what} of HTTP/1.1", "invalid_request")
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._has_too_many and self.cycle.response_complete:
-            most = f"{MAX_PIPELINED + 1} requests of a connection may be under way; send the next one when one is answered"
-            self._refuse(429, most, "too_many_pipelined")
-        elif self in self.limits.opened and self.cycle.response_complete:  # else the next request has come already
+        if self in self.limits.opened and self.cycle.response_complete:  # else the next request has come already
             self.limits.waiting[self] = None
 
     def pause_writing(self) -> None:
@@ -199,7 +167,7 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
     def _refuse(self, status: int, message: str, code: str) -> None:
         self._forget()
         if self.cycle is not None and not self.cycle.response_complete:
-            if self.cycle.response_started or self.pipeline or not self.cycle.more_body:
+            if self.cycle.response_started or not self.cycle.more_body:
                 self.transport.abort()  # in the middle of an answer there is no place for another
                 return
             self.cycle.disconnected = True  # this is the answer to the request, whose endpoint may wait for its body
