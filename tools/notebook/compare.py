@@ -7,7 +7,7 @@ from typing import Any
 
 from langgraph.types import PregelTask, StateSnapshot
 
-from ...memory.errors import type_of
+from ...memory.errors import did_you_mean, type_of
 from .moments import (
     checkpoint_id,
     differences,
@@ -20,7 +20,7 @@ from .moments import (
     without_replaced,
 )
 from .pauses import find_subgraph
-from .tables import StepperError, Table, check_names
+from .tables import StepperError, Table
 from .walk import Walk
 
 __all__ = ["compare"]
@@ -34,34 +34,48 @@ Pair = tuple[str, StateSnapshot, StateSnapshot]
 def compare(one: Walk, other: Walk, before: str = "", show: Sequence[str] = ()) -> Table:
     """A table of two runs side by side; differences are highlighted.
 
-    Where one walk stands in a subgraph in which the other does not, both are seen from the graph around it.
+    Where one walk stands in a subgraph in which the other does not, or `before` is a node around it, both are seen from the graph around it.
 
     Args:
         before: a node, also of a subgraph, at every pause before which the channels `show` stand in a line. None is named: a line holds a
             channel in which the runs differ, where they part, inside and outside the subgraph where that is, and where they stand now.
             Moments are matched by their turn of a chat, and their number in it.
-        show: names of channels; where none is named, of those that differ.
+        show: names of channels, such as `["action"]`; where none is named, of those that differ.
 
     Raises:
         StepperError: neither has such a node or channel.
     """
     if odd := [type_of(walk) for walk in (one, other) if not isinstance(walk, Walk)]:
         raise StepperError(f"compare takes two walks first, got {odd[0]}")
-    if one.inside != other.inside:
-        one, other = (replace(walk)._stand(()) for walk in (one, other))
+    show = [show] if isinstance(show, str) else show
     graphs = [dict(_graphs_in(walk.here)) for walk in (one, other)]
+    is_around = before and not any(before in nodes_of(graph) for known in graphs for graph in known.values())
+    if one.inside != other.inside or is_around:
+        one, other = map(_come_out, (one, other))
+        graphs = [dict(_graphs_in(walk.here)) for walk in (one, other)]
     ways = [min((way for way in known if before in nodes_of(known[way])), key=len, default=None) for known in graphs]
     if before and ways == [None, None]:
-        one._check_stops([before])
+        nodes = dict.fromkeys(node for known in graphs for graph in known.values() for node in nodes_of(graph))
+        raise StepperError(f"there is no node {before!r}{did_you_mean(before, nodes, 'there are')}")
     shown = [graph for known, way in zip(graphs, ways, strict=True) for at, graph in known.items() if not before or at == way]
     channels = dict.fromkeys(name for graph in shown for name in graph.builder.channels)
-    check_names(shown[0], [name for name in show if name not in channels])
+    if lacking := [name for name in show if name not in channels]:
+        others = [node for graph in graphs[0].values() if lacking[0] in graph.builder.channels for node in nodes_of(graph)]
+        hint = f" at {before!r}; {', '.join(others)} have it: before={others[0]!r}" if others else ""
+        raise StepperError(f"there is no channel {lacking[0]!r}{hint or did_you_mean(lacking[0], channels, 'there are')}")
     turns = [[without_replaced(turn) for turn in walk._turns()] for walk in (one, other)]
     return (
         _table_before(before, (one, other), turns, ways, show, [*channels])
         if before
         else _table_parted((one, other), turns, show)
     )
+
+
+def _come_out(walk: Walk) -> Walk:
+    """The walk as it is seen from the graph around, without running anything."""
+    if not walk.inside:
+        return walk
+    return (replace(walk) if walk._is_latest(walk.inside) else walk.fork())._stand(())
 
 
 def _table_parted(walks: Sequence[Walk], turns: Sequence[Sequence[list[StateSnapshot]]], show: Sequence[str]) -> Table:
@@ -120,9 +134,12 @@ def _table_before(
     show = show or [name for name in channels if any(a and b and len({*lines_of(a, b, name)}) > 1 for _, a, b in pairs)]
     rows = tuple((place, *(line for name in show for line in lines_of(a, b, name))) for place, a, b in pairs)
     marked = frozenset(i for i, row in enumerate(rows) if row[1::2] != row[2::2])
-    is_same = not marked and all(None not in both for _, *both in pairs)  # neither was there more often
+    first, second = (sum(len(both[i]) for both in groups.values()) for i in (0, 1))
+    said = (
+        f": {first} and {second} times" if first != second else "" if marked else ": no difference" if first else ": never yet"
+    )
     head = ("", *(f"{name}{which}" for name in show for which in ("", " ′")))
-    return Table(head, rows, marked, title=f"before {before}: first run | second run ′{': no difference' if is_same else ''}")
+    return Table(head, rows, marked, title=f"before {before}: first run | second run ′{said}")
 
 
 def _paths_along(

@@ -111,8 +111,28 @@ def test_what_a_fork_of_the_end_did_not_copy_is_read_from_the_other_record() -> 
     assert "no difference" not in str(compare(walk, begin(), before="play"))
 
 
-def test_a_channel_inside_is_shown_at_the_nodes_inside() -> None:
+def test_what_cannot_be_shown_is_told_with_what_can() -> None:
     walk = begin().finish()
-    for before, name, said in (("play", "tota", "did you mean total"), ("tally", "move", "'episode' has it inside")):
-        with pytest.raises(StepperError, match=re.escape(f"no channel '{name}'; {said}")):
+    place = "no channel 'move' at 'tally'; open, play, score have it: before='open'"
+    for before, name, said in (
+        ("play", "tota", "no channel 'tota'; did you mean total"),
+        ("tally", "move", place),
+        ("pley", "", "mean play"),
+    ):
+        with pytest.raises(StepperError, match=re.escape(said)):
             compare(walk, walk.fork(), before=before, show=[name])
+
+
+def test_a_walk_inside_stays_at_its_moment_where_the_run_has_gone_on() -> None:
+    walk = begin().into("episode").until("play").step()
+    other = walk.fork().edit(move=3).finish()
+    walk.graph.invoke(None, {"configurable": {"thread_id": "walk-1"}})
+    assert compare(walk, other).rows[:2] == (("episode > moment 2", "move", "2", "3"), ("now", "next", "episode", "the end"))
+    assert str(compare(walk, other, before="tally")).splitlines()[0].endswith("0 and 2 times")
+
+
+def test_a_node_around_both_walks_is_one_to_compare_before() -> None:
+    walk = begin().into("episode")
+    assert "no difference" in str(compare(walk, walk.fork(), before="episode"))
+    assert "never yet" in str(compare(walk, walk.fork(), before="tally"))
+    assert compare(walk, walk.fork().step(), before="open", show="move").rows == (("0", "–", "–"),)
