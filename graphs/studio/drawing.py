@@ -102,7 +102,7 @@ class Drawing:
         try:
             drawn, wiring = read_flow(text), read_wiring(self._graph.builder)
         except FlowError as error:
-            return {"graph": None, "findings": [_show(error.line, error.sentence)]}
+            return {"graph": None, "findings": [_show(*one) for one in error.findings]}
         nodes, routers, lacking = self._further(text)
         found = [_show(drawn.nodes[name].line, str(error)) for name, error in lacking.items()]
         unknown = [n for n in drawn.nodes if n not in {*nodes, *lacking, *self._graph.builder.nodes, "START", "END"}]

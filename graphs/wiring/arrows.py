@@ -13,7 +13,7 @@ Where `a` has no fan-out, a dotted arrow is an outcome of its router, as LangGra
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import UnionType
-from typing import Any, ClassVar, Literal, NamedTuple, Self, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from langchain_core.runnables import Runnable
 from langgraph.graph import END, START
@@ -23,7 +23,7 @@ from langgraph.types import Command, Send
 from .mermaid import Edge, shown_label
 from .node_errors import work_pieces
 
-__all__ = ["Branching", "FanOutBranch", "Finding", "Wiring"]
+__all__ = ["Branching", "FanOutBranch", "Wiring"]
 
 Node = Callable[[Any], Any] | Runnable[Any, Any]
 Router = Callable[[Any], str]
@@ -31,13 +31,6 @@ FanOut = Callable[[Any], Iterable[Mapping[str, Any] | Send]]
 
 ENDS = {"START": START, "END": END}
 """The ends of a graph: their names in a drawing -> in LangGraph."""
-
-
-class Finding(NamedTuple):
-    """A mistake in a drawing: its line, from 1 (0: of no single line), and a sentence about it."""
-
-    line: int
-    sentence: str
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from ...nodes import state as states
 from ...nodes.act.episode import START_VALUES
 from ...nodes.channels import NodeChannels, node_channels, node_schemas, schema_channels, type_hints
 from ...nodes.state import AttemptState
-from .arrows import Finding, Wiring, closure, unwrap
+from .arrows import Wiring, closure, unwrap
+from .mermaid import Finding
 from .node_order import MEMORIES, find_at_once, find_untimely, starts_empty
 
 __all__ = []

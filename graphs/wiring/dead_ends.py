@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping
 from itertools import chain, combinations, islice, product
 from typing import Any, NamedTuple
 
-from .arrows import Finding, Wiring, arrow_label, closure, returns_literal, unwrap
+from .arrows import Wiring, arrow_label, closure, returns_literal, unwrap
 from .joins import are_watched, join_names
-from .mermaid import Edge
+from .mermaid import Edge, Finding
 
 __all__ = []
 

@@ -31,7 +31,6 @@ from .arrows import (
     Branching,
     FanOut,
     FanOutBranch,
-    Finding,
     KnownFanOut,
     Node,
     Router,
@@ -44,7 +43,7 @@ from .data_flow import is_misspelt
 from .drawn import Graph, builder_behind, drawn_edges, read_wiring, to_mermaid, write_builder
 from .guards import guard_arrows
 from .joins import joins_to_watch, may_stop, watch_joins
-from .mermaid import Edge, FlowError, parse_flow, read_flow, shown_label
+from .mermaid import Edge, Finding, FlowError, parse_flow, read_flow, shown_label
 from .mistakes import find_mistakes
 from .node_errors import explaining, reading_node
 
@@ -156,7 +155,7 @@ def check(
             nodes = {**nodes, **further} if isinstance(nodes, Mapping) else nodes
             wiring = _read_drawing(flow, nodes, routers, fan_outs, destinations)
     except FlowError as error:
-        return [Finding(error.line, error.sentence)]
+        return error.findings
     return find_mistakes(wiring, builder, getattr(nodes, "builder", None))
 
 
@@ -174,9 +173,7 @@ def _command_targets(nodes: Mapping[str, Any], given: Mapping[str, Sequence[str]
 def _checked(wiring: Wiring, builder: Builder, origin: Builder | None = None) -> Wiring:
     """The wiring, if there is no mistake in it."""
     if mistakes := find_mistakes(wiring, builder, origin):
-        error = FlowError("\n".join(f"line {line}: {said}" if line else said for line, said in mistakes))
-        error.line = mistakes[0].line
-        raise error
+        raise FlowError.of(mistakes)
     return wiring
 
 

@@ -21,11 +21,18 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import unescape
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from ...memory.errors import UserError, type_of
 
-__all__ = ["DrawnNode", "Edge", "FlowError", "Flowchart", "read_flow"]
+__all__ = ["DrawnNode", "Edge", "Finding", "FlowError", "Flowchart", "read_flow"]
+
+
+class Finding(NamedTuple):
+    """A mistake in a drawing: its line, from 1 (0: of no single line), and a sentence about it."""
+
+    line: int
+    sentence: str
 
 
 class FlowError(UserError, ValueError):
@@ -33,10 +40,15 @@ class FlowError(UserError, ValueError):
 
     def __init__(self, message: str, line: int = 0) -> None:
         super().__init__(f"line {line}: {message}" if line else message)
-        self.sentence = message
-        """The message without the line."""
-        self.line = line
-        """The line of the text, from 1; 0: no single one."""
+        self.findings = [Finding(line, message)]
+        """All mistakes, each with its line."""
+
+    @classmethod
+    def of(cls, findings: Sequence[Finding]) -> Self:
+        """The error that names several mistakes, one a line."""
+        error = cls("\n".join(str(cls(said, line)) for line, said in findings))
+        error.findings = [*findings]
+        return error
 
 
 @dataclass(frozen=True, order=True)
@@ -112,6 +124,7 @@ _PREAMBLE = re.compile(r"\s+|%%\{.*?\}%%|%%[^\n]*|```\w*(?=\s)|---[ \t]*\n.*?\n[
 _BETWEEN = re.compile(r"[\s;]+|%%\{.*?\}%%|%%[^\n]*|```[^\n]*", re.DOTALL)
 _HEADER = re.compile(r"(?:flowchart|graph)(?:[ \t]+(LR|RL|TD|TB|BT))?[ \t]*(?=$|\n|\r|;|%%)")
 _ARROW_AHEAD = r"(?![ \t]*(?:-->|-\.|--|&))"
+_MARKED = re.compile(r"class[ \t]+(?P<ids>[^\n]*?)[ \t]+deferred[ \t]*;?(?=\n|$)")
 _SKIPPED = re.compile(rf"(?:classDef|class|style|linkStyle|direction)\b{_ARROW_AHEAD}[ \t][^\n]*")
 _SUBGRAPH = re.compile(rf"subgraph\b{_ARROW_AHEAD}[ \t]*(?P<id>{_NAME})?(?P<more>[^\n;]*)")
 _END_OF_SUBGRAPH = re.compile(r"end[ \t]*(?=$|\n|\r|;|%%)")
@@ -121,7 +134,7 @@ def parse_flow(flow: str) -> list[Edge]:
     """The arrows of a Mermaid flowchart, in the order of the text.
 
     Raises:
-        FlowError: naming the line that is not understood.
+        FlowError: naming the lines that are not understood.
     """
     return list(read_flow(flow).edges)
 
@@ -130,7 +143,7 @@ def read_flow(flow: str) -> Flowchart:
     """The nodes and arrows of a Mermaid flowchart.
 
     Raises:
-        FlowError: naming the line that is not understood.
+        FlowError: naming the lines that are not understood.
     """
     if not isinstance(flow, str):
         raise FlowError(f"a drawing is a text, such as to_mermaid(graph) writes, got {type_of(flow)}")
@@ -149,16 +162,26 @@ class _Reader:
         self.frames: list[int] = []
         """Lines of the subgraphs that are open."""
         self.subgraphs: set[str] = set()
-        self.deferred: set[str] = set()
-        """Ids of the nodes with the mark of deferred ones."""
+        self.deferred: dict[str, int] = {}
+        """Ids of the nodes with the mark of deferred ones, and the lines where it stands."""
 
     def read(self) -> Flowchart:
-        direction = self._header()
+        direction, wrong = self._header(), list[Finding]()
         while self.at < len(self.text):
             if found := _BETWEEN.match(self.text, self.at):
                 self._move(found)
-            elif not self._skip_statement():
-                self._statement()
+                continue
+            try:
+                if not self._skip_statement():
+                    self._statement()
+            except FlowError as error:  # the next line may have another mistake
+                wrong += error.findings
+                self.at = (f"{self.text}\n").index("\n", self.at)
+        wrong += [
+            Finding(line, f"'{id}' is deferred here, and not drawn") for id, line in self.deferred.items() if id not in self.ids
+        ]
+        if wrong:
+            raise FlowError.of(wrong)
         if self.frames:
             raise FlowError("this subgraph has no end", self.frames[-1])
         names = {id: (_plain(text) or id) if "\\" in id else id for id, (text, _) in self.ids.items()}
@@ -184,7 +207,10 @@ class _Reader:
 
     def _skip_statement(self) -> bool:
         """Skip decoration and the frames of subgraphs, which stand at the beginning of a statement; False if there is none."""
-        if found := _SKIPPED.match(self.text, self.at):
+        if found := _MARKED.match(self.text, self.at):
+            self.deferred |= dict.fromkeys(re.split(r"[\s,]+", found.group("ids")), self.line)
+            self._move(found)
+        elif found := _SKIPPED.match(self.text, self.at):
             self._move(found)
         elif found := _SUBGRAPH.match(self.text, self.at):
             if found.group("id") and (not found.group("more").strip() or found.group("more").strip()[0] in "[({"):
@@ -222,7 +248,7 @@ class _Reader:
             elif kind == "join":
                 wants_node = True
             elif token.group() == _DEFERRED:
-                self.deferred.add(nodes[-1])
+                self.deferred[nodes[-1]] = self.line
             elif kind in ("arrow", "stop"):
                 self._connect(before, arrow, nodes)
                 before, nodes, arrow = nodes, [], token if kind == "arrow" else None

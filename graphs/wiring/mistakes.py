@@ -13,10 +13,10 @@ from langgraph.graph import END, StateGraph
 from langgraph.graph._node import StateNodeSpec
 
 from ...memory.errors import did_you_mean, nearest, type_of
-from .arrows import ENDS, Finding, KnownFanOut, Wiring, arrow_label, closure, returns_literal
+from .arrows import ENDS, KnownFanOut, Wiring, arrow_label, closure, returns_literal
 from .data_flow import find_missing
 from .dead_ends import find_dead_ends
-from .mermaid import Edge
+from .mermaid import Edge, Finding
 from .node_errors import wrong_arguments, wrong_parts
 
 __all__ = []

@@ -9,8 +9,8 @@ from typing import Any
 from langgraph.graph import StateGraph
 
 from ...nodes.channels import NodeChannels, node_channels
-from .arrows import Finding, Wiring, arrow_label, closure, unwrap
-from .mermaid import Edge
+from .arrows import Wiring, arrow_label, closure, unwrap
+from .mermaid import Edge, Finding
 
 __all__ = []
 

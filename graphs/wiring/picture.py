@@ -198,13 +198,14 @@ def _draw(picture: Picture, dpi: int = 72) -> Any:
         drawn.add_node(end, label=end.lower(), shape="plain", style="", fontcolor="#5c636b", fontsize=10)
     for name, node in graph.builder.nodes.items():
         part = _node_object(node.runnable)
-        here = {"color": "#d1490a", "penwidth": 3} if name in picture.lit else {}
+        look: dict[str, Any] = {"color": "#d1490a", "penwidth": 3} if name in picture.lit else {}
+        look |= {"style": "rounded,filled,dashed"} if node.defer else {}
         drawn.add_node(
             name,
             label=_label(name, part, picture.direction),
             fillcolor=COLOURS[_role(part)],
             tooltip=_tooltip(name, part),
-            **here,
+            **look,
         )
     for edge in drawn_edges(graph):
         times = left.pop((edge.source, edge.target), 0)  # arrows between the same nodes: the first one has the number

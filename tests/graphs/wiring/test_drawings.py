@@ -10,6 +10,7 @@ from langgraph.graph import StateGraph
 from typing_extensions import TypedDict
 
 from learngraph.graphs.wiring.flow import FlowError, check, parse_flow, to_mermaid, wire
+from learngraph.graphs.wiring.mermaid import read_flow
 
 
 class Writing(TypedDict, total=False):
@@ -179,7 +180,7 @@ def test_a_drawing_gives_an_agent_or_a_sentence(title: str) -> None:
         with pytest.raises(FlowError, match=re.escape(drawing.gives)) as caught:
             wire(builder, drawing.flow, drawing.nodes, drawing.routers, drawing.fan_outs)
         found = check(drawing.flow, drawing.nodes, drawing.routers, drawing.fan_outs)
-        assert caught.value.line == found[0].line
+        assert caught.value.findings[0].line == found[0].line
         assert all(sentence in str(caught.value) for _, sentence in found)
 
 
@@ -225,12 +226,23 @@ def test_parts_of_mermaid(flow: str, read: list[Any]) -> None:
         ("a --> b\na[Web --> c\nd --> e]", 3, "cannot read '[Web --> c'"),
         ("a --> b c", 2, "cannot read 'c' in the line 'a --> b c'"),
         ("a &\nb --> c", 2, "cannot read"),
+        ("a --> b\nclass b,c deferred", 3, "'c' is deferred here, and not drawn"),
     ],
 )
 def test_what_would_be_lost_is_refused_with_its_line(flow: str, line: int, words: str) -> None:
     with pytest.raises(FlowError, match=re.escape(words)) as caught:
         parse_flow("flowchart LR\n" + flow)
-    assert caught.value.line == line
+    assert caught.value.findings[0].line == line
+
+
+def test_all_lines_that_cannot_be_read_are_told_at_once() -> None:
+    found = check("flowchart LR\n START --> a ==> b\n a --> b\n a -> b\n b --> --> END", {"a": web, "b": publish})
+    assert [one.line for one in found] == [2, 4, 5]
+    assert "cannot read '-> b'" in found[1].sentence
+
+
+def test_a_class_marks_deferred_nodes_too() -> None:
+    assert read_flow("flowchart LR\n class a,b deferred\n a --> b --> c\n class c blue").deferred == {"a", "b"}
 
 
 def test_a_node_without_arrows_is_refused_too() -> None:
