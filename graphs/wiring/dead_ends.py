@@ -6,11 +6,11 @@ told if no run brings all that it waits for.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain, combinations, islice, product
 from typing import Any, NamedTuple
 
-from .arrows import Wiring, arrow_label, closure, returns_literal, unwrap
+from .arrows import Branching, Wiring, arrow_label
 from .joins import are_watched, join_names
 from .mermaid import Edge, Finding
 
@@ -32,7 +32,7 @@ class _State(NamedTuple):
 
 
 Move = frozenset[Edge]
-"""The arrows that are taken together."""
+"""The arrows that are taken together; those of a join once all its nodes have come."""
 Steps = Mapping[_State, Collection[tuple[Move, _State]]]
 """Each state of a run, from its first -> what may be decided there, and the state after it."""
 
@@ -40,26 +40,21 @@ Steps = Mapping[_State, Collection[tuple[Move, _State]]]
 def find_dead_ends(wiring: Wiring) -> list[Finding]:
     """The joins that wait for ever, and the decisions after which no run comes to its end.
 
-    Of the nodes of a compiled graph, which may lead nowhere, as LangGraph has it, only what one choice parts is told.
+    Of the nodes of a compiled graph, which may lead nowhere, as LangGraph has it, only joins that no run fills are told.
     """
-    parted = _parted(wiring)
-    steps = _steps(wiring) if not parted and are_watched(wiring) else {}
-    if not steps:
-        return [*parted.values()]
-    good, found, after = _ending(steps), dict[str, Finding](), defaultdict[Edge, list[_State]](list)
-    ran = frozenset[str]().union(*(state.active for state in steps))
-    for edge in wiring.edges:
-        if edge.join and edge.target not in ran:
-            said = f"'{edge.target}' waits for {join_names(edge.join)}, and no run brings all of them"
-            said = f"{said}; draw an arrow from each, without `&`, or let all of them run"
-            found[edge.target] = Finding(wiring.lines.get(edge.target, 0), said)
-    if found:
-        return [*found.values()]
+    if not (steps := _steps(wiring)):
+        return []
+    taken = frozenset[Edge]().union(*(move for ways in steps.values() for move, _ in ways))
+    said = "'{}' waits for {}, and no run brings all of them; draw an arrow from each, without `&`, or let all of them run"
+    empty = {(edge.target, edge.join): edge.line for edge in wiring.edges if edge.join and edge not in taken}
+    if empty or not are_watched(wiring):
+        return [Finding(line, said.format(target, join_names(join))) for (target, join), line in empty.items()]
+    good, after = _ending(steps), defaultdict[Edge, list[_State]](list)
     start = next(iter(steps))
     if start not in good:
         return [Finding(0, f"whatever is decided, {_fault([start], steps)}")]
     for move, state in (step for before in good for step in steps[before]):
-        for edge in move:
+        for edge in (edge for edge in move if not edge.join):
             after[edge].append(state)
     dead = [edge for edge in sorted(after) if good.isdisjoint(after[edge])]
     return [
@@ -110,7 +105,7 @@ def _steps(wiring: Wiring) -> Steps:
             active.update(target for target, _ in full)
             arrived = arrived.difference(*(arrows for _, arrows in full))
             after = _State(frozenset(active - {"END"}), arrived, state.may_end or "END" in active)
-            steps[state].append((move, after))
+            steps[state].append((move.union(*(arrows for _, arrows in full)), after))
             pending.append(after)
     return steps
 
@@ -119,14 +114,19 @@ def _moves(wiring: Wiring, name: str) -> list[Move]:
     """The decisions of a node: a label of its router, any of the nodes that its Commands and its fan-out lead to, and its plain arrows always."""
     arrows = [edge for edge in wiring.edges if edge.source == name and not edge.join]
     plain = [edge for edge in arrows if wiring.kind(edge) == "plain"]
-    routed = [[edge for edge in arrows if wiring.branching(edge) is one] for one in wiring.routers.get(name, ())]
+    routed = [_chosen(one, [edge for edge in arrows if wiring.branching(edge) is one]) for one in wiring.routers.get(name, ())]
     free = [edge for edge in arrows if wiring.kind(edge) in ("fan-out", "command")]
     ends = [Edge(name, "END", "end")] if {"END", "__end__"} & {*wiring.destinations.get(name, ())} else []
     some = _subsets([*free, *ends]) if free or ends else [()]
-    once = [frozenset([*plain, *chosen, *more]) for chosen in product(*filter(None, routed)) for more in some]
+    once = [frozenset([*plain, *chain(*chosen), *more]) for chosen in product(*filter(None, routed)) for more in some]
     if not any(edge.target == name and wiring.kind(edge) in ("fan-out", "command") for edge in wiring.edges):
         return once
     return [frozenset[Edge]().union(*several) for several in _subsets(once) if several]  # it may run many times at once
+
+
+def _chosen(router: Branching, arrows: Sequence[Edge]) -> list[tuple[Edge, ...]]:
+    """What a router may choose: one arrow, or where a compiled graph's does not say what it returns, several or none."""
+    return _subsets(arrows) if router.may_stop else [(edge,) for edge in arrows]
 
 
 def _subsets(all: Collection[Any]) -> list[tuple[Any, ...]]:
@@ -146,25 +146,4 @@ def _ending(steps: Steps) -> set[_State]:
         new = {state for state in before[good.pop()] if state not in found}
         found |= new
         good += new
-    return found
-
-
-def _parted(wiring: Wiring) -> dict[str, Finding]:
-    """Node -> what is wrong with its join: two nodes that it waits for lie behind different outcomes of one choice, which is made once."""
-    arrows, found = [(edge.source, edge.target) for edge in wiring.edges], dict[str, Finding]()
-    for edge in (edge for edge in wiring.edges if edge.join):
-        for source in wiring.routers:
-            outcomes = [one for one in wiring.edges if one.source == source and wiring.kind(one) == "outcome"]
-            past = closure("START", [arrow for arrow in arrows if arrow[0] != source])
-            behind = [{one.target for one in outcomes if name in closure(one.target, arrows)} for name in edge.join]
-            is_once = all(source not in closure(one.target, arrows) for one in outcomes)
-            is_chosen = past.isdisjoint(edge.join) and [
-                returns_literal(unwrap(one.path)) for one in wiring.routers[source]
-            ] == [True]
-            if is_once and is_chosen and all(behind) and not set.intersection(*behind):
-                names = " and ".join(f"'{name}'" for name in edge.join)
-                said = (
-                    f"'{edge.target}' waits for {names}, of which '{source}' chooses one; draw an arrow from each, without `&`"
-                )
-                found[edge.target] = Finding(wiring.lines.get(edge.target, 0), said)
     return found
