@@ -5,11 +5,12 @@ It raises no false alarm on purpose: a node whose types do not say what it write
 whole state says nothing, and where the graph's input is not told apart from its state, anything may be given to it.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from langgraph.graph import StateGraph
 from langgraph.graph._node import StateNodeSpec
@@ -60,7 +61,7 @@ def find_missing(wiring: Wiring, builder: Builder, origin: Builder | None = None
     given |= {name for name, channel in builder.channels.items() if channel.is_available()}  # a reducer starts empty
     arrows = [(edge.source, edge.target) for edge in wiring.edges]
     alone = {edge.target for edge in wiring.edges if wiring.kind(edge) == "fan-out"}  # these read a piece of work
-    told = set[str]()
+    lacks, starts = list[_Lack](), START_VALUES.keys() & frozenset().union(*(one.writes for one in known.values()))
 
     def look(reader: str, name: str, channels: NodeChannels, before: Collection[str]) -> None:
         if channels.reads >= set(builder.schemas[builder.state_schema]):
@@ -70,17 +71,10 @@ def find_missing(wiring: Wiring, builder: Builder, origin: Builder | None = None
                 node for node in before if known[node].is_open and (channel not in lent or id(wiring.nodes[node]) not in own)
             ]
             if not may and not any(channel in known[node].writes for node in before) and not nearest(channel, lost - {channel}):
-                told.add(channel)
                 later = [f"'{node}'" for node in known if channel in known[node].writes and node != name]
-                places = [f"{' and '.join(later)} in this drawing, but later"] if later else []
-                places += [", ".join(writers_in_catalogue(channel))] if writers_in_catalogue(channel) else []
                 near = did_you_mean(channel, sorted(given.union(*(known[node].writes for node in before))))
-                hint = f"; these nodes write it: {'; '.join(places)}" if places else near or "; no node that is known writes it"
-                if channel in START_VALUES and any(channel in one.writes for one in known.values()):
-                    start = f'initial_values={{"{channel}": {START_VALUES[channel]!r}}}'
-                    hint = f"; inputs.node('Begin') does, and so does inputs.node('Begin', {start})"
-                line = wiring.lines.get(name, 0)
-                found.append(Finding(line, f"{reader} reads `{channel}`, which no node before it writes{hint}"))
+                listed = ("Begin",) if channel in starts else writers_in_catalogue(channel)
+                lacks.append(_Lack(wiring.lines.get(name, 0), reader, channel, later, listed, near))
 
     for name in ("START", *known):
         before = closure("START", [arrow for arrow in arrows if arrow[0] != name]) - {name, "START", "END"}
@@ -89,7 +83,42 @@ def find_missing(wiring: Wiring, builder: Builder, origin: Builder | None = None
         for router in wiring.routers.get(name, ()):
             channels = node_channels(unwrap(router.path))
             look(f"the router of '{name}'", name, channels, before | {name} if name in known else set())
-    return found + find_untimely(wiring, builder, known, given, told)
+    return found + _sum_up(lacks, starts) + find_untimely(wiring, builder, known, given, {one.channel for one in lacks})
+
+
+class _Lack(NamedTuple):
+    """A channel that is read before it is written: where, by whom, and who writes it later, could write it, or writes one like it."""
+
+    line: int
+    reader: str
+    channel: str
+    later: Sequence[str]
+    listed: Sequence[str]
+    near: str
+
+
+def _sum_up(lacks: Sequence[_Lack], starts: Collection[str]) -> list[Finding]:
+    """A sentence about all that one node would write, if it is much, and one about each further channel."""
+    counts = Counter(writer for one in lacks for writer in (*one.later, *one.listed))
+    cause, times = max(counts.items(), key=lambda item: item[1], default=("", 0))
+    found = list[Finding]()
+    if times > 2:
+        caused = [one for one in lacks if cause in (*one.later, *one.listed)]
+        readers, channels = (
+            list(dict.fromkeys(all)) for all in zip(*((one.reader, f"`{one.channel}`") for one in caused), strict=True)
+        )
+        said = f"{', '.join(readers)} read{'s' * (len(readers) == 1)} what no node before writes: {', '.join(channels)}"
+        found.append(Finding(min(one.line for one in caused), f"{said}; {cause} writes it: draw it before"))
+        lacks = [one for one in lacks if one not in caused]
+    for line, reader, channel, later, listed, near in lacks:
+        places = [f"{' and '.join(later)} in this drawing, but later"] if later else []
+        places += [", ".join(listed)] if listed else []
+        hint = f"; these nodes write it: {'; '.join(places)}" if places else near or "; no node that is known writes it"
+        if channel in starts:
+            start = f'initial_values={{"{channel}": {START_VALUES[channel]!r}}}'
+            hint = f"; inputs.node('Begin') does, and so does inputs.node('Begin', {start})"
+        found.append(Finding(line, f"{reader} reads `{channel}`, which no node before it writes{hint}"))
+    return found
 
 
 def _unread(wiring: Wiring, builder: Builder, known: Mapping[str, NodeChannels]) -> list[Finding]:

@@ -4,6 +4,7 @@ A mistake that follows from another is not told: names that are typed wrong are 
 is looked at if these hang together.
 """
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -93,7 +94,13 @@ def name_hint(name: str, known: Collection[str]) -> str:
         return f"; did you mean {name.upper().strip('_')}? START and END are written in capitals"
     if ":" in name and name.partition(":")[0] in known:
         return f"; a drawing with xray shows the inside of '{name.partition(':')[0]}', which is one node"
-    return did_you_mean(name, known)
+    near = nearest(name, known) or next((one for one in known if name in one.split()), name)  # `a & b` is drawn as two names
+    plain = re.sub(r"\W+", "_", near)
+    return (
+        did_you_mean(name, known)
+        if near.split() == [near]
+        else f"; call the node '{near}' {plain}: a name in a drawing is one word"
+    )
 
 
 def _names(wiring: Wiring, meant: Wiring | None) -> list[Finding]:

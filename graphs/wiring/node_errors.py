@@ -55,14 +55,13 @@ class ReadingNode(RunnableCallable):
             FlowError: it is no update, or has a key that is no channel, and that the node's types do not name either; or it leads
                 nowhere, or to a graph around that is not there.
         """
-        if isinstance(returned, Command) and returned.graph is not None:  # its channels are those of the graph around
-            if returned.graph == Command.PARENT and NS_SEP not in ensure_config(config)["configurable"].get(
-                "checkpoint_ns", NS_SEP
-            ):
+        parts = returned if isinstance(returned, list | tuple) else (returned,)
+        if graphs := [one.graph for one in parts if isinstance(one, Command) and one.graph is not None]:  # of the graph around
+            around = ensure_config(config)["configurable"].get("checkpoint_ns", NS_SEP)
+            if Command.PARENT in graphs and NS_SEP not in around:
                 said = "which only a graph that runs as a node of another can return: leave out graph=, or draw it into one"
                 raise FlowError(f"'{self.name}' returned a Command with graph=Command.PARENT, {said}")
             return returned
-        parts = returned if isinstance(returned, list | tuple) else (returned,)
         if not (self.runs_on or self.is_lent or any(isinstance(one, Command) and (one.goto or one.graph) for one in parts)):
             raise FlowError(f"'{self.name}' returned no Command that leads on, {ends_here(self.name)}")
         update = returned.update if isinstance(returned, Command) else returned

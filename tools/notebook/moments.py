@@ -15,6 +15,7 @@ from langgraph.types import Command, StateSnapshot
 from pydantic import BaseModel, ValidationError
 
 from ...memory.errors import did_you_mean, plural, type_of
+from ...memory.graph_input import needed_channels
 from .pauses import Graph, Invocation, find_subgraph
 from .tables import StepperError, to_line, two_lines
 
@@ -273,7 +274,8 @@ def lines_of(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None, nam
 
 def check_kind(graph: Graph, input: Any, said: str) -> None:
     """Refuse an input that names no channels, such as a text."""
-    first = next(iter(graph.builder.schemas[graph.builder.input_schema]))
-    if first != "__root__" and not isinstance(input, Mapping | Command) and not hasattr(type(input), "__annotations__"):
+    names = needed_channels(graph.builder) or [next(iter(graph.builder.schemas[graph.builder.input_schema]))]
+    if names != ["__root__"] and not isinstance(input, Mapping | Command) and not hasattr(type(input), "__annotations__"):
         got = "" if input is None else f", got {to_line(input, 60)} ({type_of(input)})"
-        raise StepperError(f"{said}, such as {{{first!r}: ...}}{got}")
+        form = ", ".join(f"{name!r}: ..." for name in names)
+        raise StepperError(f"{said}, such as {{{form}}}{got}")

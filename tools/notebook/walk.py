@@ -39,7 +39,7 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Command, Interrupt, StateSnapshot
 
 from ...memory.errors import did_you_mean, plural, type_of
-from ...memory.graph_input import InputError, check_input, list_names
+from ...memory.graph_input import InputError, check_input, list_names, type_name
 from ...memory.graph_input import check_names as check_input_names
 from ...memory.storage.branches import Branch
 from ...memory.storage.branching_store import BranchingStore
@@ -68,7 +68,7 @@ from .moments import (
 )
 from .pauses import Graph, Invocation, find_subgraph, innermost, name_questions, pause_in
 from .record_copy import copy_record, write_back
-from .tables import StepperError, Table, channel_rows, check_channels, check_names, table, to_line
+from .tables import StepperError, Table, channel_rows, channel_types, check_channels, check_names, table, to_line
 
 if TYPE_CHECKING:
     from .bars import Bars as Bars
@@ -616,7 +616,8 @@ class Walk:
             key, known = next(iter(error.args), None), self.graph.builder.channels
             if not isinstance(latest, Mapping) or key not in known.keys() - latest:
                 raise
-            said = f"a node reads `{key}`, which nothing has written: give it in the input"
+            form = f"step(graph, {{{key!r}: ...}}) with a {type_name(channel_types(self.graph.builder).get(key, 'value'))}"
+            said = f"a node reads `{key}`, which nothing has written: give it in the input, such as {form}"
             raise InputError(f"{said}; so far there is {list_names(latest)}") from error
 
     def _hear(self, input: Any, config: RunnableConfig, **pause: Any) -> None:

@@ -65,7 +65,7 @@ def test_no_method_is_found_fault_with(name: str) -> None:
             2,
             "'propose' run at the same time, and both write `candidates`",
         ),
-        ("begin --> ", "", 2, "'recall' reads `observation`, which no node before it writes; these nodes write it: "),
+        ("begin --> ", "", 2, "`; Begin writes it: draw it before"),
     ],
 )
 def test_an_edited_drawing_is_checked(old: str, new: str, line: int, says: str) -> None:
@@ -77,6 +77,7 @@ def test_an_edited_drawing_is_checked(old: str, new: str, line: int, says: str) 
         return
     fitting = [one for one in found if says in one.sentence]
     assert [one.line for one in fitting] == [line]
+    assert "Begin" not in says or len(found) == 1, "all that it would write is told together"
     with pytest.raises(FlowError, match=re.escape(says)):
         rewire(JITRL, edited)
 

@@ -45,6 +45,10 @@ def verdict(state: Writing) -> Literal["good", "bad"]:
     return "good" if state["tries"] >= 2 else "bad"
 
 
+def are_good(state: Writing) -> list[Literal["good", "bad"]]:
+    return ["good", "bad"]
+
+
 def is_good(state: Writing) -> bool:
     return True
 
@@ -162,7 +166,15 @@ DRAWINGS: dict[str, Drawing] = {
     "a router that returns a bool": Drawing(
         GOOD, "not <class 'bool'>, such as -> Literal[True, False]", routers={"grade": is_good}
     ),
-    "a router that returns a list": Drawing(GOOD, "as a Literal return type", routers={"grade": lambda state: ["good"]}),
+    "a router that does not say what it returns": Drawing(
+        GOOD, "as a Literal return type", routers={"grade": lambda state: ["good"]}
+    ),
+    "a router that returns a list": Drawing(
+        GOOD, "it chooses one. To start several, let the node 'grade' return Command(goto=[...])", routers={"grade": are_good}
+    ),
+    "a name of several words": Drawing(
+        GOOD.replace("web", "web & search"), "call the node 'web & search' web_search", without("web", **{"web & search": web})
+    ),
 }
 
 

@@ -362,8 +362,12 @@ def test_what_a_compiled_graph_may_leave_unsaid_it_may_leave_unsaid_when_it_is_r
         assert rewire(again, to_mermaid(again)).invoke({"question": "?"}) == graph.invoke({"question": "?"})
 
 
-def test_a_command_for_a_graph_around_that_is_not_there_is_told() -> None:
-    flow, up = "flowchart LR\n START --> up --> END", Command(graph=Command.PARENT, goto="b")
+UP: Any = Command(graph=Command.PARENT, goto="b")
+
+
+@pytest.mark.parametrize("up", [UP, [UP]])  # LangGraph's ToolNode returns a list
+def test_a_command_for_a_graph_around_that_is_not_there_is_told(up: Any) -> None:
+    flow = "flowchart LR\n START --> up --> END"
     with pytest.raises(
         FlowError, match=r"'up' returned a Command with graph=Command\.PARENT, which only a graph that runs as a"
     ):
