@@ -42,7 +42,7 @@ from .arrows import (
 from .data_flow import is_misspelt
 from .drawn import Graph, builder_behind, drawn_edges, read_wiring, to_mermaid, write_builder
 from .guards import guard_arrows
-from .joins import joins_to_watch, may_stop, watch_joins
+from .joins import joins_to_watch, watch_joins
 from .mermaid import Edge, Finding, FlowError, parse_flow, read_flow, shown_label
 from .mistakes import find_mistakes
 from .node_errors import explaining, reading_node
@@ -203,10 +203,7 @@ def _assemble(builder: Builder, wiring: Wiring) -> Builder:
             fan_out = wiring.fan_outs[source]
             known = fan_out if isinstance(fan_out, KnownFanOut) else KnownFanOut(FanOutBranch(fan_out, targets), {})
             builder.add_conditional_edges(start, known.path, known.places(targets))
-        free = {edge: ENDS.get(edge.target, edge.target) for edge in arrows if not edge.join or edge.target == "END"}
-        always = {target for edge, target in free.items() if wiring.kind(edge) == "plain"}
-        about: Any = {"may_stop": may_stop(wiring, source), "always": always, "joins": watched}
-        guard_arrows(builder, start, {*free.values()}, set(map(wiring.kind, arrows)), **about)
+        guard_arrows(builder, wiring, source, watched)
     return builder
 
 

@@ -17,7 +17,8 @@ from langgraph.types import Command, Send
 
 from ...memory.errors import did_you_mean
 from ...nodes.channels import node_channels
-from .arrows import unwrap
+from .arrows import ENDS, Wiring, unwrap
+from .joins import may_stop
 from .mermaid import FlowError
 from .node_errors import ends_here, explain_key
 
@@ -207,41 +208,27 @@ class _ReturnCheck(Runnable[Any, Any]):
         return self.invoke(input, config)
 
 
-def guard_arrows(
-    builder: Builder,
-    source: str,
-    targets: Collection[str],
-    kinds: Collection[str],
-    *,
-    may_stop: bool,
-    always: Collection[str],
-    joins: Collection[str],
-) -> None:
-    """Let a node of a builder, or START, go along its arrows alone; its branches are there already.
+def guard_arrows(builder: Builder, wiring: Wiring, source: str, joins: Collection[str]) -> None:
+    """Let a node of a builder, or START, go along its arrows in the drawing alone; its branches are there already.
 
-    Args:
-        builder: the builder.
-        source: the name of the node, or START, as in LangGraph.
-        targets: the names of the nodes that its arrows lead to.
-        kinds: the kinds of its arrows, as `Wiring.kind` says them.
-        may_stop: whether its branches are those of a compiled graph, which may lead nowhere, as LangGraph has it.
-        always: the names of the nodes that its plain arrows lead to.
-        joins: the channels of the joins that learn when an arrow to END is taken.
+    `joins` are the channels of the joins that learn when an arrow to END is taken.
     """
-    branches = builder.branches[source]
-    must_lead = len(kinds) == len(branches) == 1 and END not in targets and not may_stop
+    start, drawn = ENDS.get(source, source), [edge for edge in wiring.edges if edge.source == source]
+    kinds, branches, stops = {*map(wiring.kind, drawn)}, builder.branches[start], may_stop(wiring, source)
+    free = {edge: ENDS.get(edge.target, edge.target) for edge in drawn if not edge.join or edge.target == "END"}
+    targets = {*free.values()}
     is_lent = getattr(getattr(builder.nodes.get(source), "runnable", None), "is_lent", False)
     read = {name: node_channels(unwrap(builder.nodes[name])) for name in targets if name in builder.nodes}
     arrows = Arrows(
-        "START" if source == START else source,
+        source,
         targets,
         "outcome" in kinds,
-        must_lead,
+        must_lead=len(kinds) == len(branches) == 1 and END not in targets and not stops,
         may_end=END in targets or is_lent,
-        always=() if may_stop or is_lent else always,
+        always={target for edge, target in free.items() if wiring.kind(edge) == "plain" and not (stops or is_lent)},
         may_rest="command" in kinds and END in targets,
         joins=joins,
-        is_lent=may_stop or is_lent,
+        is_lent=stops or is_lent,
         state=builder.channels.keys(),
         inputs={name: one.reads for name, one in read.items() if not one.may_read_more},
     )
@@ -249,7 +236,7 @@ def guard_arrows(
         branches[name] = _guarded(
             DrawnBranch(spec.path, _DrawnOutcomes(arrows.source, spec.ends or {}), spec.input_schema), arrows
         )
-    if source != START:
+    if start != START:
         branches["arrows"] = _guarded(ReturnGuard(cast(Any, None), {}), arrows)
 
 

@@ -31,7 +31,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import StateGraph
@@ -70,22 +70,10 @@ from .pauses import Graph, Invocation, find_subgraph, innermost, name_questions,
 from .record_copy import copy_record, write_back
 from .tables import StepperError, Table, channel_rows, channel_types, check_channels, check_names, table, to_line
 
-if TYPE_CHECKING:
-    from .bars import Bars as Bars
-    from .bars import bars as bars
-
-__all__ = ["Bars", "StepperError", "Table", "Walk", "bars", "start", "table"]
+__all__ = ["StepperError", "Table", "Walk", "start", "table"]
 
 Stop = str | Callable[[dict[str, Any]], Any]
 """A place to pause at: the name of a node, or a test of the state."""
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("Bars", "bars"):  # loaded when used: they need matplotlib
-        from . import bars
-
-        return getattr(bars, name)
-    raise AttributeError(name)
 
 
 @dataclass

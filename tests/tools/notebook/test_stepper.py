@@ -11,9 +11,10 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from typing_extensions import TypedDict
 
 from learngraph.memory.records import Candidate, Neighbour
+from learngraph.tools.notebook.bars import bars
 from learngraph.tools.notebook.compare import compare
 from learngraph.tools.notebook.tables import message_line, to_line, two_lines
-from learngraph.tools.notebook.walk import StepperError, Walk, bars, start, table
+from learngraph.tools.notebook.walk import StepperError, Walk, start, table
 
 
 class Count(TypedDict):
