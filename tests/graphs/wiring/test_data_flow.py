@@ -42,32 +42,17 @@ def test_no_method_is_found_fault_with(name: str) -> None:
         (" --> propose", "", 2, "'augment' reads `candidates`, which no node before it writes; these nodes write it: "),
         ("judge --> ", "", 4, "'remember' reads `rewards`, which no node before it writes; these nodes write it: Changed"),
         ("choose --> ", "", 2, "'act' reads `action`, which no node before it writes; these nodes write it: Choose"),
-        (
-            "modulate --> choose",
-            "choose --> modulate",
-            2,
-            "what 'modulate' writes (`candidates` and `prior`) is lost: ",
-        ),
+        ("modulate --> choose", "choose --> modulate", 2, "what 'modulate' writes (`candidates` and `prior`) is lost: "),
         ("recall --> propose", "propose --> recall", 0, ""),
         ("propose --> augment -->", "augment --> propose -->", 2, "before it writes; these nodes write it: 'propose'"),
         ("recall -->", "recal -->", 2, "; did you mean recall?"),
         ("|over|", "|ovr|", 4, "'act' has an arrow 'ovr', which its router cannot return; it returns ['next step', 'over']"),
         ("remember --> END", "remember --> recall", 2, "END cannot be reached from act, advise, augment, begin"),
-        (
-            "act -->|over|",
-            "begin --> choose\n  act -->|over|",
-            2,
-            "'choose' runs before `candidates` is written: an arrow leads",
-        ),
-        (
-            "act -->|over|",
-            "begin --> propose\n  act -->|over|",
-            2,
-            "'propose' run at the same time, and both write `candidates`",
-        ),
+        ("act -->|over|", "begin --> choose\n  act -->|over|", 2, "'choose' runs before `candidates` is written: an arrow leads"),
+        ("act -->|over|", "begin --> propose\n  act -->|over|", 2, "'propose' run at the same time, and both write `candidates`"),
         ("begin --> ", "", 2, "`; Begin writes it: draw it before"),
     ],
-)
+)  # fmt: skip
 def test_an_edited_drawing_is_checked(old: str, new: str, line: int, says: str) -> None:
     text = DRAWN.replace("next step| recall", "next step| propose") if "propose --> recall" in new else DRAWN
     edited = text.replace(old, new)
@@ -217,14 +202,6 @@ def test_what_one_choice_leads_past_is_found_and_what_may_be_known_better_is_not
     assert drawn(beside) == []
     loop = "START --> look\n look -->|yes| draft --> look\n look -->|no| sure --> END"
     assert drawn(loop) == []
-
-
-def test_a_join_of_what_one_choice_parts_waits_for_ever_and_is_refused() -> None:
-    parted = "START --> look\n look -->|yes| draft\n look -->|no| count\n draft & count --> sure --> END"
-    said = "'sure' waits for 'draft' and 'count', and no run brings all of them; draw an arrow from each, without `&`, or let all of them run"
-    assert drawn(parted) == [said]
-    assert drawn("START --> look & count\n look & count --> draft --> END") == []
-    assert said not in drawn(parted.replace("|yes| draft", "|yes| draft --> look")), "both may come in a loop"
 
 
 def test_nodes_of_other_inputs_and_pieces_without_a_reducer_are_refused() -> None:

@@ -148,6 +148,7 @@ GUARDED = "START --> a --> b & c\n b -->|again| d\n b -->|over| e\n c & d --> f 
         (f"{GUARDED} e & d --> g --> END", "'g' waits for 'e' and 'd', and no run brings all of them"),
         (f"{GUARDED} e --> c", "where 'b' leads by 'over', the join 'c & d --> f' waits for ever: 'c' came, 'd' cannot come"),
         (f"{GUARDED} e --> END", ""),
+        ("START --> b\n b -->|again| d --> b\n b -->|over| c\n c & d --> f --> END", ""),
         (f"{GUARDED} e & c --> h --> END\n d & e --> h", "'h' waits for 'd' and 'e', and no run brings all of them"),
         ("START --> a --> c\n c & e --> b\n b -->|again| e\n b -->|over| END", "'b' waits for 'c' and 'e', and no run brings all of them"),
         ("START --> a --> c & d\n c & d --> b\n b -->|again| c\n b -->|over| END", "where 'b' leads by 'again', the join 'c & d --> b' waits for ever: 'c' came, 'd' cannot come; let 'd' run there"),

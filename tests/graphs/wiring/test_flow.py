@@ -242,14 +242,9 @@ def test_waits_commands_and_branches_without_a_map_are_drawn() -> None:
 @pytest.mark.parametrize(
     ("flow", "nodes", "routers", "words"),
     [
-        ("flowchart LR\n START -> a", NODES, {}, "cannot read"),
         ("flowchart LR\n START --> a -->", NODES, {}, "cannot read"),
-        ("flowchart LR\n START --> a[Say hi --> END", NODES, {}, "line 2: cannot read '[Say hi"),
-        ("flowchart LR\n START --> a --> b --> END", NODES, {}, "node 'c' is not in the flow"),
         (FLOW, NODES, {"c": decide, "a": decide}, "router for 'a', but no labelled arrow"),
-        (FLOW.replace("  c -->|again| a\n", ""), NODES, {"c": decide}, "can return 'again', but no arrow"),
         (FLOW + "  c --> b\n", NODES, {"c": decide}, "labelled and plain arrows"),
-        ("flowchart LR\n START --> a --> b\n a --> c\n c --> END", NODES, {}, "no arrow leaves 'b'"),
         ("flowchart LR\n START --> a --> b --> c --> END\n END --> a", NODES, {}, "nothing leaves END"),
     ],
 )

@@ -138,47 +138,15 @@ MOVES: dict[str, tuple[str, dict[str, Any], str]] = {
     "no dict": ("START --> guess --> END", {"guess": Begin(open_environment("toy"), cast(Any, 3))}, "Begin: initial_values is a mapping; got 3"),
     "a part within a part": ("START --> guess --> END", {"guess": LocalPolicy(NONE, RecentStepsPrompt(Journal(), -1), NONE)}, "RecentStepsPrompt: max_steps is a whole number of at least 0; got -1"),
     "a name for a model": ("START --> guess --> END", {"guess": Ask("guess", cast(Any, "gpt"), NONE, NONE, NONE)}, "Ask: model is a chat model (init_chat_model makes one of a name) or another Runnable; got 'gpt'"),
-    "written for nobody": (
-        "START --> write --> guess --> END",
-        {"write": write, "guess": guess},
-        "line 2: 'write' writes `draft`, which no node reads",
-    ),
-    "a misspelt channel": (
-        "START --> misspell --> END",
-        {"misspell": misspell},
-        "line 2: 'misspell' writes `answr`, which is no channel of the state; did you mean answer?",
-    ),
-    "a misspelt channel beside another": (
-        "START --> misspell --> answer --> END",
-        {"misspell": misspell_one, "answer": answer},
-        "line 2: 'misspell' writes `answr`, which is no channel of the state; did you mean answer?",
-    ),
-    "a misspelt channel that is read": (
-        "START --> guess --> read --> END",
-        {"guess": guess, "read": read_misspelt},
-        "line 2: 'read' reads `answr`, which no node before it writes; did you mean answer?",
-    ),
-    "a channel of another type": (
-        "START --> write --> guess --> END",
-        {"write": number, "guess": guess_draft},
-        "line 2: 'write' takes `draft` for int, and the state holds str",
-    ),
-    "three arguments": (
-        "START --> guess --> END",
-        {"guess": lambda state, runtime, tone, length: None},
-        "line 2: 'guess' is called with the state, and by name with config, previous, runtime, store, writer: missing a required argument: 'tone'",
-    ),
+    "written for nobody": ("START --> write --> guess --> END", {"write": write, "guess": guess}, "line 2: 'write' writes `draft`, which no node reads"),
+    "a misspelt channel": ("START --> misspell --> END", {"misspell": misspell}, "line 2: 'misspell' writes `answr`, which is no channel of the state; did you mean answer?"),
+    "a misspelt channel beside another": ("START --> misspell --> answer --> END", {"misspell": misspell_one, "answer": answer}, "line 2: 'misspell' writes `answr`, which is no channel of the state; did you mean answer?"),
+    "a misspelt channel that is read": ("START --> guess --> read --> END", {"guess": guess, "read": read_misspelt}, "line 2: 'read' reads `answr`, which no node before it writes; did you mean answer?"),
+    "a channel of another type": ("START --> write --> guess --> END", {"write": number, "guess": guess_draft}, "line 2: 'write' takes `draft` for int, and the state holds str"),
+    "three arguments": ("START --> guess --> END", {"guess": lambda state, runtime, tone, length: None}, "line 2: 'guess' is called with the state, and by name with config, previous, runtime, store, writer: missing a required argument: 'tone'"),
     "no arguments": ("START --> guess --> END", {"guess": lambda: None}, "'guess' is called with the state, and by name with"),
-    "a loop onto itself": (
-        "START --> guess\n guess --> guess\n guess --> END",
-        {"guess": guess},
-        "line 3: the plain arrows from 'guess' onto itself are always taken: the graph would run for ever",
-    ),
-    "a loop over another": (
-        "START --> write --> answer\n answer --> write\n answer --> END",
-        {"write": write, "answer": answer},
-        "line 2: the plain arrows from 'write' over 'answer' back to itself are always taken",
-    ),
+    "a loop onto itself": ("START --> guess\n guess --> guess\n guess --> END", {"guess": guess}, "line 3: the plain arrows from 'guess' onto itself are always taken: the graph would run for ever"),
+    "a loop over another": ("START --> write --> answer\n answer --> write\n answer --> END", {"write": write, "answer": answer}, "line 2: the plain arrows from 'write' over 'answer' back to itself are always taken"),
     "no beginning": ("guess --> END", {"guess": guess}, "no arrow leaves START; draw where the graph begins, such as 'START --> guess'"),
 }  # fmt: skip
 
