@@ -14,18 +14,18 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_579, "tests": 74_397}
+LINES: Mapping[str, int] = {"source": 87_578, "tests": 74_388}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,
     "graphs/agents": 8_378,
-    "graphs/baselines": 1_671,
+    "graphs/baselines": 1_669,
     "graphs/cli": 2_987,
     "graphs/experiments": 7_680,
     "graphs/presets": 108,
     "graphs/serving": 2_479,
     "graphs/studio": 2_232,
-    "graphs/wiring": 5_008,
+    "graphs/wiring": 5_001,
     "memory": 1_499,
     "memory/attempts": 653,
     "memory/claas": 2_823,
@@ -46,7 +46,7 @@ ROOMS: Mapping[str, int] = {
     "tools/environments": 9_163,
     "tools/local": 3_623,
     "tools/models": 969,
-    "tools/notebook": 1_706,
+    "tools/notebook": 1_714,
     "tools/pocket": 320,
     "tools/serving": 3_460,
     "tools/traces": 740,
@@ -55,7 +55,7 @@ ROOMS: Mapping[str, int] = {
 """Most lines of each room; the files at the top of a folder are a room, too."""
 ARROWS_UP = 2
 """Most imports that run back up among the rooms of the four folders: those that would have to go for the rooms to lie on floors."""
-PUBLIC_NAMES = 1_274
+PUBLIC_NAMES = 1_271
 """Most names that files show to others: those in `__all__`, or without that list, all that do not begin with `_`."""
 FILE, GRAPH_FILE, FUNCTION = 700, 400, 60
 """Most lines of a file, of a file in graphs/, and of a function."""
