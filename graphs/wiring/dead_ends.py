@@ -125,7 +125,7 @@ def _moves(wiring: Wiring, name: str) -> list[Move]:
 
 
 def _chosen(router: Branching, arrows: Sequence[Edge]) -> list[tuple[Edge, ...]]:
-    """What a router may choose: one arrow, or where a compiled graph's does not say what it returns, several or none."""
+    """The choices of a router: one arrow, or where a compiled graph's does not say what it returns, several or none."""
     return _subsets(arrows) if router.may_stop else [(edge,) for edge in arrows]
 
 
