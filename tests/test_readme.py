@@ -28,6 +28,7 @@ PAGES = [
     "graphs/agents/README.md",
     "graphs/agents/reference.md",
     "graphs/serving/README.md",
+    "graphs/serving/reference.md",
     "graphs/experiments/RESULTS.md",
     "graphs/experiments/benchmarks/README.md",
     "graphs/studio/README.md",
@@ -219,7 +220,7 @@ def test_the_learning_flow_shown_is_the_flow_run() -> None:
     from learngraph.graphs.claas import LEARNING_FLOW
     from learngraph.graphs.wiring.flow import parse_flow
 
-    (shown,) = blocks("graphs/serving/README.md", "mermaid")
+    (shown,) = blocks("graphs/serving/reference.md", "mermaid")
     assert parse_flow(shown) == parse_flow(LEARNING_FLOW)
 
 
