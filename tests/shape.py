@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_578, "tests": 74_389}
+LINES: Mapping[str, int] = {"source": 87_495, "tests": 74_390}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,
@@ -48,14 +48,14 @@ ROOMS: Mapping[str, int] = {
     "tools/models": 969,
     "tools/notebook": 1_714,
     "tools/pocket": 320,
-    "tools/serving": 3_460,
+    "tools/serving": 3_377,
     "tools/traces": 740,
     "tools/training": 3_761,
 }
 """Most lines of each room; the files at the top of a folder are a room, too."""
 ARROWS_UP = 2
 """Most imports that run back up among the rooms of the four folders: those that would have to go for the rooms to lie on floors."""
-PUBLIC_NAMES = 1_271
+PUBLIC_NAMES = 1_268
 """Most names that files show to others: those in `__all__`, or without that list, all that do not begin with `_`."""
 FILE, GRAPH_FILE, FUNCTION = 700, 400, 60
 """Most lines of a file, of a file in graphs/, and of a function."""

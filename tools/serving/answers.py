@@ -4,12 +4,12 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 from ...memory.records import Reply
 from .openai_wire import ApiError, ParsedRequest
 
-__all__ = ["AnswerFormat", "ChatAnswer", "TextAnswer", "usage"]
+__all__ = ["ChatAnswer", "TextAnswer", "usage"]
 
 
 def usage(replies: Sequence[Reply], prompts: int) -> dict[str, Any]:
@@ -38,42 +38,15 @@ def sse_event(data: Mapping[str, Any] | str, name: str = "") -> bytes:
     return f"event: {name}\ndata: {body}\n\n".encode() if name else f"data: {body}\n\n".encode()
 
 
-class AnswerFormat(Protocol):
-    """The form of an answer: a JSON body, or server-sent events.
+class ChatAnswer:
+    """An answer of `/v1/chat/completions`: a JSON body, or server-sent events.
 
     Args:
-        id: of the answer.
+        id: of the answer; the first characters are `prefix`.
         model: the model as the client named it.
         version: labels of the versions that answer.
         parsed: the request.
     """
-
-    prefix: str
-    """The first characters of an id."""
-
-    def __init__(self, id: str, model: str, version: str, parsed: ParsedRequest) -> None: ...
-
-    def whole(self, replies: Sequence[Reply], logprobs: Sequence[Sequence[Any]], version: str) -> dict[str, Any]:
-        """The body with all choices. `logprobs`: those of each choice's tokens; `version`: labels of the versions that answered."""
-
-    def begin(self) -> bytes:
-        """The events before the first text."""
-
-    def text(self, index: int, more: str, tokens: Sequence[Mapping[str, Any]] = ()) -> bytes:
-        """The events for more text of a choice."""
-
-    def end(self, index: int, reply: Reply) -> bytes:
-        """The events that end a choice: text that was not sent yet, tool calls, and the reason for the end."""
-
-    def finish(self, replies: Sequence[Reply]) -> bytes:
-        """The events after all choices have ended."""
-
-    def failure(self, error: ApiError) -> bytes:
-        """The event for an error in the middle."""
-
-
-class ChatAnswer:
-    """Answers of `/v1/chat/completions`."""
 
     prefix, kind = "chatcmpl-", "chat.completion"
 
@@ -84,6 +57,7 @@ class ChatAnswer:
         self._sent: dict[int, str] = {}  # choice -> its text so far
 
     def whole(self, replies: Sequence[Reply], logprobs: Sequence[Sequence[Any]], version: str) -> dict[str, Any]:
+        """The body with all choices. `logprobs`: those of each choice's tokens; `version`: labels of the versions that answered."""
         choices = []
         for i, reply in enumerate(replies):
             tokens = self._logprobs(logprobs[i], 0) if self._parsed.with_logprobs else None
@@ -104,6 +78,7 @@ class ChatAnswer:
         return {"content": [dict(token) for token in tokens], "refusal": None}
 
     def begin(self) -> bytes:
+        """The events before the first text."""
         if self._parsed.with_usage:
             self._frame["usage"] = None
         self._frame["object"] = "chat.completion.chunk"
@@ -115,6 +90,7 @@ class ChatAnswer:
         return sse_event(self._frame | {"choices": [choice]})
 
     def text(self, index: int, more: str, tokens: Sequence[Mapping[str, Any]] = ()) -> bytes:
+        """The events for more text of a choice."""
         before = self._sent.get(index, "")
         self._sent[index] = before + more
         shown = self._logprobs(tokens, len(before)) if self._parsed.with_logprobs else None
@@ -124,6 +100,7 @@ class ChatAnswer:
         return {"delta": {"content": more}}
 
     def end(self, index: int, reply: Reply) -> bytes:
+        """The events that end a choice: text that was not sent yet, tool calls, and the reason for the end."""
         sent = self._sent.get(index, "")
         is_more = len(reply.text) > len(sent) and reply.text.startswith(sent)
         return (self.text(index, reply.text[len(sent) :]) if is_more else b"") + self._last(index, reply)
@@ -135,17 +112,19 @@ class ChatAnswer:
         return out + self._chunk(index, {"delta": {}}, None, reply.finish)
 
     def finish(self, replies: Sequence[Reply]) -> bytes:
+        """The events after all choices have ended."""
         numbers = b""
         if self._parsed.with_usage:
             numbers = sse_event(self._frame | {"choices": [], "usage": usage(replies, self._parsed.num_prompts)})
         return numbers + sse_event("[DONE]")
 
     def failure(self, error: ApiError) -> bytes:
+        """The event for an error in the middle."""
         return sse_event(error.body, "error")
 
 
 class TextAnswer(ChatAnswer):
-    """Answers of `/v1/completions`."""
+    """An answer of `/v1/completions`."""
 
     prefix, kind = "cmpl-", "text_completion"
 

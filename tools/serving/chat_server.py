@@ -50,7 +50,7 @@ from .liveness import liveness_process
 from .metrics import ServerMetrics
 from .openai_wire import ApiError, ChatBody, TextBody
 from .page_files import page_response
-from .replies import REQUEST_ID, ClientDisconnected, as_api_error
+from .replies import REQUEST_ID, as_api_error
 from .service_wire import AdapterBody, ErrorBody, FeedbackBody, RollBackBody, TrainBody, VersionBody
 from .tenants import Tenant, Tenants, client_address
 
@@ -97,7 +97,7 @@ class RequestMiddleware:
             if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
                 raise ApiError(TOO_LARGE, 431, code="headers_too_large", headers={"connection": "close"})
             await self.app(scope, receive, sending)
-        except (ClientDisconnected, ClientDisconnect):
+        except ClientDisconnect:
             self.metrics.disconnects.inc()
             if not status:  # the middleware must answer, though the client is gone
                 await json_response({}, 499)(scope, receive, sending)

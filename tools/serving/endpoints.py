@@ -6,9 +6,10 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
@@ -19,11 +20,11 @@ from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
 from ...memory.records import ExchangeQuery, Feedback
-from .answers import AnswerFormat, ChatAnswer, TextAnswer
+from .answers import ChatAnswer, TextAnswer
 from .backend import ChatBackend
 from .metrics import ServerMetrics, render_metrics
 from .openai_wire import ApiError, ParsedRequest, parse_body, parse_chat, parse_json, parse_text, unknown_model
-from .replies import FullResponse, StartQueues, StreamedResponse, respond
+from .replies import PendingAnswer, StartQueues
 from .service_wire import NAME_PATTERN, AdapterBody, FeedbackBody, RollBackBody, TrainBody, VersionBody
 from .tenants import Tenant, Tenants
 
@@ -38,22 +39,27 @@ VersionName = Annotated[str, Query(min_length=1, max_length=256)]
 
 
 class EventStreamResponse(Response):
-    """A response of server-sent events."""
+    """A response of server-sent events, which closes its answer at the end.
 
-    def __init__(self, stream: StreamedResponse) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **stream.headers})
+    Args:
+        answer: to a request.
+        chunks: its events.
+    """
+
+    def __init__(self, answer: PendingAnswer, chunks: AsyncIterator[bytes]) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **answer.headers})
         del self.headers["content-length"]
         self.headers["content-type"] = "text/event-stream; charset=utf-8"
-        self._stream = stream
+        self._answer, self._chunks = answer, chunks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            async for chunk in self._stream.chunks:
+            async for chunk in self._chunks:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            await self._stream.close()
+            await self._answer.close()
 
 
 def json_response(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -121,22 +127,27 @@ class ChatApi:
         asked = parse_text(data, self.backend.model, self.backend.features, self.backend.window)
         return await self.reply(request, asked, data["model"], TextAnswer)
 
-    async def reply(self, request: Request, parsed: ParsedRequest, model: str, form: type[AnswerFormat]) -> Response:
+    async def reply(self, request: Request, parsed: ParsedRequest, model: str, form: type[ChatAnswer]) -> Response:
+        """The replies that a request asks for. Errors before the first token are raised, so that they have an HTTP status."""
         tenant: Tenant = request.state.tenant
-        found = await respond(
-            self.backend,
-            self.tenants,
-            self.server_metrics,
-            self.starts,
-            tenant=tenant,
-            parsed=parsed,
-            model=model,
-            form=form,
-            receive=request.receive,
-        )
-        if isinstance(found, FullResponse):
-            return json_response(found.body, headers=found.headers)
-        return EventStreamResponse(found)
+        names = [] if not parsed.adapter else [row["id"] for row in await self.backend.models(tenant.name)]
+        if parsed.adapter and f"{self.backend.model}:{parsed.adapter}" not in names:
+            raise unknown_model(model)
+        if (count := len(parsed.requests)) > (most := tenant.limits.streams):
+            raise ApiError(f"{count} choices; this key may have {most} replies being made at once", param="n")
+        turn = partial(self.starts.turn, tenant.name)
+        server = self.backend, self.tenants, self.server_metrics
+        answer = PendingAnswer(*server, tenant, parsed, form, model, request.receive, turn)
+        try:
+            items = await answer.replies.next_items()
+            if parsed.stream:
+                return EventStreamResponse(answer, answer.events(items))
+            body = await answer.whole(items)
+        except BaseException:
+            await answer.close()
+            raise
+        await answer.close()
+        return json_response(body, headers=answer.headers)
 
     async def models(self, request: Request) -> Response:
         return json_response(

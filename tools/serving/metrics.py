@@ -18,16 +18,14 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        counter = partial(Counter, registry=self.registry)
         histogram = partial(Histogram, registry=self.registry, buckets=BUCKETS)
         by = ("route", "method", "status")
         self.http_requests = counter("learngraph_http_requests", "Requests by route, method and status.", by)
-        self.http_in_progress = gauge("learngraph_http_requests_in_progress", "Requests being answered, streams included.")
+        about = "Requests being answered, streams included."
+        self.http_in_progress = Gauge("learngraph_http_requests_in_progress", about, registry=self.registry)
         self.http_seconds = histogram("learngraph_http_request_seconds", "From a request to the end of its answer.", ("route",))
-        about = "From a checked chat request to the first token of its reply."
-        self.first_token_seconds = histogram("learngraph_first_token_seconds", about)
         self.feedback_seconds = histogram("learngraph_feedback_seconds", "From feedback to its receipt.")
-        self.replies_in_progress = gauge("learngraph_replies_in_progress", "Replies being made.")
         self.tokens = counter("learngraph_tokens", "Tokens of prompts and replies.", ("tenant",))
         self.disconnects = counter("learngraph_disconnects", "Clients that hung up before their reply was finished.")
 

@@ -29,6 +29,7 @@ from ...memory.errors import (
     did_you_mean,
 )
 from ...memory.records import ChatRequest, Sampling
+from .tenants import RateLimitExceeded
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -560,19 +561,9 @@ STATUSES: dict[type[UserError], tuple[int, str]] = {
     AdapterConflict: (409, "adapter_conflict"),
     AdapterError: (500, "adapter_error"),
     EngineFailed: (500, "model_failed"),
+    RateLimitExceeded: (429, "rate_limit_exceeded"),
     ReplayError: (503, "storage_failed"),
     ReplayFull: (503, "replay_full"),
     Unavailable: (503, "unavailable"),
 }
 """Class of a `UserError` -> HTTP status and the envelope's `code`. A subclass has its parent's, unless it has its own."""
-
-
-def user_error_as_api_error(error: UserError) -> ApiError:
-    """The answer to a request that ended in a `UserError`; one whose class is not in `STATUSES` is a bad request (400).
-
-    Where the error has a public message, clients get that one; the error's own words are for the log.
-    """
-    kind = next((kind for kind in type(error).__mro__ if kind in STATUSES), None)
-    status, code = (400, None) if kind is None else STATUSES[kind]
-    headers = {"retry-after": str(max(1, math.ceil(error.retry_after)))} if status == 503 else {}
-    return ApiError(error.public_message or str(error), status, code=code, headers=headers)

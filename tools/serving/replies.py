@@ -1,29 +1,26 @@
-"""Replies while they are made: several at once, cancelled when the client hangs up, as one body or as server-sent events.
-
-This file knows nothing of the web framework; `chat_server.py` carries what it makes.
-"""
+"""Replies while they are made: several at once, cancelled when the client hangs up, as one body or as server-sent events."""
 
 import asyncio
 import logging
 import math
 import secrets
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
 
 from ...memory.errors import UserError
 from ...memory.records import ChatCall, Exchange, Piece, Reply
-from .answers import AnswerFormat, usage
+from .answers import ChatAnswer, usage
 from .backend import ChatBackend
 from .metrics import ServerMetrics
-from .openai_wire import ApiError, ParsedRequest, unknown_model, user_error_as_api_error
-from .tenants import RateLimitExceeded, Tenant, Tenants
+from .openai_wire import STATUSES, ApiError, ParsedRequest
+from .tenants import Tenant, Tenants
 
-__all__ = ["ClientDisconnected", "ConcurrentReplies", "FullResponse", "StartQueues", "StreamedResponse"]
+__all__ = ["ConcurrentReplies", "PendingAnswer", "StartQueues"]
 
 LOG = logging.getLogger("learngraph.chat_server")
 REQUEST_ID: ContextVar[str] = ContextVar("request", default="without an id")
@@ -32,14 +29,8 @@ MAX_STARTS = 4
 """Replies of one tenant that begin at the same time. Its 256 clients get as many tokens a second as without a limit."""
 START_SECONDS = 0.1
 """Longest time that a reply counts as one that begins: a network that reads long prompts has many of them at once."""
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-"""ASGI's `receive`, after the body was read: reports that the client hung up."""
 Turn = Callable[[], AbstractAsyncContextManager[None]]
 """Makes the context manager in which a reply begins."""
-
-
-class ClientDisconnected(Exception):
-    """The client hung up."""
 
 
 class StartQueues:
@@ -117,13 +108,13 @@ class ConcurrentReplies:
             pass
         for task in self._tasks:
             task.cancel()
-        await self._queue.put((-1, ClientDisconnected()))
+        await self._queue.put((-1, ClientDisconnect()))
 
     async def next_items(self) -> list[tuple[int, Piece | Exchange]]:
         """The (choice, item) pairs that came since the last call, in their order; waits for the first. Empty: all are finished.
 
         Raises:
-            ClientDisconnected: the client hung up.
+            ClientDisconnect: the client hung up.
             Exception: the first error of any choice.
         """
         found: list[tuple[int, Piece | Exchange]] = []
@@ -146,175 +137,122 @@ class ConcurrentReplies:
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """The error as clients see it. The text of a bug is not shown; the caller logs it."""
+    """The error as clients see it: a `UserError` that is not in `STATUSES` is a bad request (400).
+
+    Where the error has a public message, clients get that one; the error's own words are for the log, and so is the text of a bug.
+    """
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, RateLimitExceeded):
-        headers = {"retry-after": str(max(1, math.ceil(error.retry_after)))}
-        return ApiError(str(error), 429, code="rate_limit_exceeded", headers=headers)
-    if isinstance(error, UserError):
-        found = user_error_as_api_error(error)
-        if found.message != str(error):
-            # logged as an error only where the operator can put it right
-            level = logging.ERROR if found.status >= 500 else logging.INFO
-            LOG.log(level, "request %s: %s", REQUEST_ID.get(), error)
-        return found
-    return ApiError("the server failed; its log has the reason, under the id in x-request-id", 500, code="internal_error")
+    if not isinstance(error, UserError):
+        return ApiError("the server failed; its log has the reason, under the id in x-request-id", 500, code="internal_error")
+    status, code = next((STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES), (400, None))
+    if (message := error.public_message or str(error)) != str(error):
+        # logged as an error only where the operator can put it right
+        LOG.log(logging.ERROR if status >= 500 else logging.INFO, "request %s: %s", REQUEST_ID.get(), error)
+    headers = {"retry-after": str(max(1, math.ceil(error.retry_after)))} if status in (429, 503) else {}
+    return ApiError(message, status, code=code, headers=headers)
 
 
-@dataclass(frozen=True)
-class FullResponse:
-    """A finished answer: its JSON and its headers."""
-
-    body: dict[str, Any]
-    headers: dict[str, str]
-
-
-@dataclass(frozen=True)
-class StreamedResponse:
-    """An answer while it is made. The caller calls `close` at the end, also after an error."""
-
-    chunks: AsyncIterator[bytes]
-    close: Callable[[], Awaitable[None]]
-    headers: dict[str, str]
-
-
-async def respond(
-    backend: ChatBackend,
-    tenants: Tenants,
-    metrics: ServerMetrics,
-    starts: StartQueues,
-    *,
-    tenant: Tenant,
-    parsed: ParsedRequest,
-    model: str,
-    form: type[AnswerFormat],
-    receive: Receive,
-) -> FullResponse | StreamedResponse:
-    """Make the replies that a request asks for. Errors before the first token are raised, so that they have an HTTP status.
+class PendingAnswer:
+    """The answer to one request while its replies are made, which begins at once.
 
     Args:
-        starts: the server's.
-        model: the model as the client named it.
+        backend: answers.
+        tenants: who may ask, and how much.
+        metrics: of the server.
+        tenant: whose request it is.
+        parsed: the request.
         form: of the answer.
-        receive: reports that the client hung up.
+        model: the model as the client named it.
+        receive: reports that the client hung up, after the body was read.
+        turn: makes the context manager in which a reply begins.
 
     Raises:
-        ApiError: there is no such adapter, or the request has more choices than the tenant may ever have at once.
         RateLimitExceeded: too many replies are being made.
-        ClientDisconnected: the client hung up.
         UserError: the backend's.
     """
-    if parsed.adapter and all(row["id"] != f"{backend.model}:{parsed.adapter}" for row in await backend.models(tenant.name)):
-        raise unknown_model(model)
-    if len(parsed.requests) > tenant.limits.streams:
-        count, most = len(parsed.requests), tenant.limits.streams
-        raise ApiError(f"{count} choices; this key may have {most} replies being made at once", param="n")
-    began = time.monotonic()
-    answer = _PendingAnswer(tenants, metrics, tenant, parsed)
-    answer.start(backend, model, form, receive, partial(starts.turn, tenant.name))
-    try:
-        items = await answer.replies.next_items()
-        metrics.first_token_seconds.observe(time.monotonic() - began)
-        if parsed.stream:
-            return StreamedResponse(answer.events(items), answer.close, answer.headers)
-        body = await answer.whole(items)
-    except BaseException:
-        await answer.close()
-        raise
-    await answer.close()
-    return FullResponse(body, answer.headers)
 
-
-@dataclass
-class _PendingAnswer:
-    """The answer to one request while its replies are made."""
-
-    tenants: Tenants
-    metrics: ServerMetrics
-    tenant: Tenant
-    parsed: ParsedRequest
-    replies: ConcurrentReplies = field(init=False)
-    form: AnswerFormat = field(init=False)
-    id: str = ""
-    _reserved: ExitStack = field(init=False)
-    done: dict[int, Reply] = field(default_factory=dict)
-    """Choice -> its reply, once it is finished."""
-    headers: dict[str, str] = field(default_factory=dict)
-
-    def start(self, backend: ChatBackend, model: str, form: type[AnswerFormat], receive: Receive, turn: Turn) -> None:
-        """Reserve the tenant's streams and begin to make the replies."""
-        self.id = f"{form.prefix}{secrets.token_hex(12)}"
-        ids = [f"{self.id}-{i}" if i else self.id for i in range(len(self.parsed.requests))]
-        tenant, adapter, about = self.tenant.name, self.parsed.adapter or "default", self.parsed.metadata
+    def __init__(
+        self,
+        backend: ChatBackend,
+        tenants: Tenants,
+        metrics: ServerMetrics,
+        tenant: Tenant,
+        parsed: ParsedRequest,
+        form: type[ChatAnswer],
+        model: str,
+        receive: Receive,
+        turn: Turn,
+    ) -> None:
+        self._metrics, self._tenant, self._parsed = metrics, tenant, parsed
+        self._done: dict[int, Reply] = {}  # choice -> its reply, once it is finished
+        id = f"{form.prefix}{secrets.token_hex(12)}"
+        ids = [f"{id}-{i}" if i else id for i in range(len(parsed.requests))]
+        adapter = parsed.adapter or "default"
         with ExitStack() as stack:
-            stack.enter_context(self.tenants.reserve_streams(self.tenant, len(ids)))
+            stack.enter_context(tenants.reserve_streams(tenant, len(ids)))
             # After the quotas, since the service pins a version for each id that it is asked about.
-            version = _fingerprint([backend.version(tenant, adapter, each, self.parsed.version) for each in ids])
+            version = _fingerprint([backend.version(tenant.name, adapter, each, parsed.version) for each in ids])
             streams = [
-                backend.chat(
-                    ChatCall(id=one, tenant=tenant, request=request, adapter=adapter, store=self.parsed.store, **about)
-                )
-                for one, request in zip(ids, self.parsed.requests, strict=True)
+                backend.chat(ChatCall(one, tenant.name, request, adapter=adapter, store=parsed.store, **parsed.metadata))
+                for one, request in zip(ids, parsed.requests, strict=True)
             ]
             self.replies = ConcurrentReplies(streams, receive, turn)
             self._reserved = stack.pop_all()
-        self.metrics.replies_in_progress.inc(len(ids))
-        self.form = form(self.id, model, version, self.parsed)
-        self.headers = {"x-policy-version": version} | ({"x-experience-id": self.id} if self.parsed.store else {})
+        self._form = form(id, model, version, parsed)
+        self.headers = {"x-policy-version": version} | ({"x-experience-id": id} if parsed.store else {})
 
     async def close(self) -> None:
         """Cancel replies that are not finished, and count the tenant's tokens."""
-        count = len(self.parsed.requests)
+        count = len(self._parsed.requests)
         try:
             await self.replies.close()
         finally:
             self._reserved.close()
-            self.metrics.replies_in_progress.dec(count)
-            tokens = usage(self.finished(), self.parsed.num_prompts)["total_tokens"] if len(self.done) == count else 0
+            tokens = usage(self._finished(), self._parsed.num_prompts)["total_tokens"] if len(self._done) == count else 0
             tokens = max(tokens, self.replies.num_tokens)  # of a client that hung up early, the pieces that it got
-            self.metrics.tokens.labels(self.tenant.name).inc(tokens)
+            self._metrics.tokens.labels(self._tenant.name).inc(tokens)
 
-    def finished(self) -> list[Reply]:
+    def _finished(self) -> list[Reply]:
         """The finished replies in the order of the choices."""
-        return [reply for _, reply in sorted(self.done.items())]
+        return [reply for _, reply in sorted(self._done.items())]
 
     async def whole(self, items: list[tuple[int, Piece | Exchange]]) -> dict[str, Any]:
         """The body with all choices, when all are finished."""
-        logprobs: list[list[Any]] = [[] for _ in self.parsed.requests]
+        logprobs: list[list[Any]] = [[] for _ in self._parsed.requests]
         while items:
             for index, item in items:
                 if isinstance(item, Exchange):
-                    self.done[index] = item.reply
+                    self._done[index] = item.reply
                 else:
                     logprobs[index].extend(item.logprobs)
             items = await self.replies.next_items()
         # The versions that did answer: another one may have gone live between the question and the answer.
-        version = self.headers["x-policy-version"] = _fingerprint([reply.version for reply in self.finished()])
-        return self.form.whole(self.finished(), logprobs, version)
+        version = self.headers["x-policy-version"] = _fingerprint([reply.version for reply in self._finished()])
+        return self._form.whole(self._finished(), logprobs, version)
 
     async def events(self, items: list[tuple[int, Piece | Exchange]]) -> AsyncIterator[bytes]:
         """OpenAI's events. Several are sent together if they come faster than the client reads; an error is an event, too."""
         try:
-            out = self.form.begin()
+            out = self._form.begin()
             while items:
                 for index, item in items:
                     if isinstance(item, Exchange):
-                        out += self.form.end(index, item.reply)
-                        self.done[index] = item.reply
+                        out += self._form.end(index, item.reply)
+                        self._done[index] = item.reply
                     elif item.text or item.logprobs:
-                        out += self.form.text(index, item.text, item.logprobs)
+                        out += self._form.text(index, item.text, item.logprobs)
                 if out:
                     yield out
                 items, out = await self.replies.next_items(), b""
-            if end := self.form.finish(self.finished()):
+            if end := self._form.finish(self._finished()):
                 yield end
-        except ClientDisconnected:
-            self.metrics.disconnects.inc()
+        except ClientDisconnect:
+            self._metrics.disconnects.inc()
         except Exception as error:
             if not isinstance(error, UserError | ApiError):
-                LOG.exception("the stream %s failed", self.id)
-            yield self.form.failure(as_api_error(error))
+                LOG.exception("the stream of request %s failed", REQUEST_ID.get())
+            yield self._form.failure(as_api_error(error))
 
 
 def _fingerprint(labels: Sequence[str]) -> str:
