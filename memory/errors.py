@@ -152,7 +152,9 @@ def plural(count: int, noun: str) -> str:
 
 
 def type_of(value: object) -> str:
-    """The type of a value with its article, as a message has it: `an int`, `a str`."""
+    """The type of a value with its article, as a message has it: `an int`, `a str`; of a class itself `the class Plan`."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeiouAEIO' else 'a'} {name}"
 

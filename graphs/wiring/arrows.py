@@ -66,9 +66,8 @@ class Branching:
             hint = "; a function that returns Sends belongs to fan_outs, and its arrows are dotted"
         elif get_origin(returns) in (list, tuple, set, Sequence):
             hint = f": it chooses one. To start several, let the node '{source}' return Command(goto=[...]), or give a fan-out of Sends"
-        return cls(
-            router, {}, fault=f"the router of '{source}' must say its outcomes as a Literal return type, not {returns}{hint}"
-        )
+        fault = f"the router of '{source}' must say its outcomes as a Literal return type, not {returns or 'none'}{hint}"
+        return cls(router, {}, fault=fault)
 
 
 @dataclass

@@ -96,7 +96,9 @@ def wire(
             drawn, a node that is not reached or from which END cannot be reached. It names all mistakes, one a line.
     """
     if not isinstance(builder, StateGraph):
-        raise FlowError(f"wire takes a StateGraph first, and then the drawing; it got {type_of(builder)} first")
+        raise FlowError(
+            f"wire takes a StateGraph first, and then the drawing; it got {type_of(builder)} first; rewire redraws a graph"
+        )
     if isinstance(nodes, Mapping) and (known := [name for name in nodes if name in builder.nodes]):
         raise FlowError(f"the builder has a node '{known[0]}' already: give wire a new StateGraph; rewire redraws a graph")
     return _assemble(builder, _checked(_read_drawing(flow, nodes, routers, fan_outs, destinations), builder))

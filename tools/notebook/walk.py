@@ -181,7 +181,7 @@ class Walk:
         Raises:
             StepperError: the run has ended, or the node waits for an answer (see `resume`).
         """
-        if not isinstance(times, int):
+        if not isinstance(times, int) or times < 1:
             raise StepperError(f"step takes a number of steps, got {times!r}; until(NODE) runs to a node")
         for _ in range(times):
             self._run("*")
@@ -346,7 +346,7 @@ class Walk:
         self._call("invoke", input, merge(self.config, thread_of(self.place)), interrupt_before="*")
         return self._stand(())
 
-    def edit(self, **channels: Any) -> Self:
+    def edit(self, *unnamed: Any, **channels: Any) -> Self:
         """Write values into channels as if the last node had, or all that ran side by side; a channel with a reducer adds.
 
         The old values stay on record. The walk is a what-if from here on: see `keep` and `drop`. A refused edit changes nothing.
@@ -354,7 +354,7 @@ class Walk:
         Raises:
             StepperError: there is no such channel, or the value is not of the channel's type.
         """
-        if not channels:
+        if unnamed or not channels:
             raise StepperError("edit takes channels and their values, such as edit(action='wait')")
         check_channels(self.here, channels)
         played = [one for one in self.path() if source_of(one) != "update"]
@@ -549,6 +549,7 @@ class Walk:
             if isinstance(name, str) and name not in known:
                 owner = next((node for node in known if name in nodes_of(find_subgraph(self.here, node))), "")
                 inside = f"; {owner!r} has one inside: into({owner!r}).until({name!r})" if owner else ""
+                inside = "; finish() runs to the end" if name.strip("_").upper() == "END" else inside
                 raise StepperError(f"there is no node {name!r}{did_you_mean(name, known, 'there are')}{inside}")
             if not isinstance(name, str) and not callable(name):
                 raise StepperError(f"a stop is the name of a node, or a test of the state; got {name!r}")

@@ -252,6 +252,14 @@ async def test_a_drawing_is_edited_beside_its_picture_and_saved(tmp_path: Path, 
                     f"[...document.querySelectorAll('.editor .zoom button')].find((one) => one.textContent === '{label}').click()"
                 )
                 await until(opened, f"{svg}.width {width}")
+                for window in (1024, 1240) if label == "Fit" else ():  # it stays fitted
+                    await opened.ask(
+                        "Emulation.setDeviceMetricsOverride", width=window, height=900, deviceScaleFactor=1, mobile=False
+                    )
+                    await until(
+                        opened,
+                        f"{room} < {window} && {room} > {window} - 120 && {svg}.width <= {room} && {svg}.width > {room} - 30",
+                    )
             x, y = await opened.run(f"[{svg}.left + 9, {svg}.top + 9]")
             await opened.ask("Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=0, deltaY=-90, modifiers=2)
             await until(opened, f"{svg}.width > {room}")

@@ -131,7 +131,6 @@ NONE: Any = None
 MOVES: dict[str, tuple[str, dict[str, Any], str]] = {
     "a class": ("START --> guess --> END", {"guess": Choose}, "line 2: 'guess' is the class Choose, and a node is an object of it: write"),
     "nothing": ("START --> guess --> END", {"guess": None}, "line 2: 'guess' is None, and a node is a function of the state, "),
-    "a number": ("START --> guess --> END", {"guess": 7}, "line 2: 'guess' is 7, and a node is a function of the state, "),
     "a part of the wrong kind": ("START --> guess --> END", {"guess": Begin(cast(Any, Journal()))}, "Begin: environment is an Environment with observe; got Journal(0 steps)"),
     "a number as a text": ("START --> guess --> END", {"guess": EpsilonGreedy(cast(Any, "0.1"))}, "line 2: 'guess' is made wrongly: EpsilonGreedy: epsilon is a number from 0 to 1; got '0.1'"),
     "a share above 1": ("START --> guess --> END", {"guess": EpsilonGreedy(2)}, "EpsilonGreedy: epsilon is a number from 0 to 1; got 2"),
@@ -536,6 +535,7 @@ CALLS: dict[str, tuple[Any, str]] = {
     "a builder rewired": (lambda graph: rewire(builder(), GUESS), "a compiled graph is asked for, got a StateGraph; call its compile"),
     "a drawing rewired": (lambda graph: rewire(GUESS, graph), "a compiled graph is asked for, got a str"),
     "a drawing wired": (lambda graph: wire(GUESS, builder(), {}), "wire takes a StateGraph first, and then the drawing; it got a str first"),
+    "a state wired": (lambda graph: wire(Drafted, GUESS, {"guess": guess}), "it got the class Drafted first; rewire"),
     "a number drawn": (lambda graph: rewire(graph, 3), "a drawing is a text, such as to_mermaid(graph) writes, got an int"),
     "a builder repeated": (lambda graph: learngraph.run.build(cast(Any, builder())), "'episode' is a StateGraph, and a node is a compiled graph: call its compile() first"),
     "a saver rewired": (lambda graph: rewire(graph, GUESS, checkpointer=cast(Any, InMemorySaver())), "rewire keeps that of the graph; another one goes into a copy"),

@@ -11,7 +11,7 @@ function widthOf(text, font) {
 
 const FONT = "12px system-ui, sans-serif", BOLD = `600 ${FONT}`, SMALL = "10px system-ui, sans-serif";
 
-const READABLE = 0.75;  // names of 9 pixels: a picture that fits only if smaller is scrolled, with the present node in sight, but for a wide one that is edited
+const READABLE = 0.75;  // names of 9 pixels: a picture that fits only if smaller is scrolled, with the present node in sight, but for a wide one that is edited, down to LEAST
 const LEAST = 0.65, LEGIBLE = 0.33;  // a smaller picture is laid out from the top down: below the first where its room is higher than wide
 
 function arrange({ nodes, edges }, direction) {
@@ -61,7 +61,7 @@ export function GraphPicture({ graph, lit = [], passes = null, pick = null, stal
   const narrow = width > 0 && (width < 0.75 * innerHeight ? LEAST : LEGIBLE) * own.width > width && !isDown;
   const placed = useMemo(() => (narrow ? arrange(graph, "TB") : own), [own, narrow]), [id] = useState(() => `arrow${(pictures += 1)}`);
   const [zoom, setZoom] = useState(null), room = pane.current ? parseFloat(getComputedStyle(pane.current).maxHeight) : 0;
-  const whole = Math.min(1, width / placed.width || 1, Math.max(LEGIBLE, room / placed.height || 1)), scale = zoom ?? (edit && !isDown ? whole : Math.max(READABLE, whole));
+  const whole = Math.min(1, width / placed.width || 1, Math.max(LEGIBLE, room / placed.height || 1)), scale = zoom === "fit" ? whole : zoom ?? (edit && !isDown && whole >= LEAST ? whole : Math.max(READABLE, whole));
   const enlarge = (times) => setZoom(Math.min(4, Math.max(0.2, scale * times)));
   useEffect(() => {  // the present node stays in sight of a picture that is scrolled
     const box = pane.current.querySelector(".box.lit, .end.lit")?.getBoundingClientRect(), all = pane.current.getBoundingClientRect();
@@ -133,7 +133,7 @@ export function GraphPicture({ graph, lit = [], passes = null, pick = null, stal
   });
   const marker = (name, seen) => html`<marker id=${name} viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8"
     markerUnits="userSpaceOnUse" orient="auto"><path class=${`head${seen ? " seen" : ""}`} d="M0 0.500L8 4L0 7.500z"/></marker>`;
-  const sizes = [["+", "larger (Ctrl and the mouse wheel)", () => enlarge(1.25)], ["−", "smaller", () => enlarge(0.8)], ["Fit", "as large as there is room", () => setZoom(whole)]];
+  const sizes = [["+", "larger (Ctrl and the mouse wheel)", () => enlarge(1.25)], ["−", "smaller", () => enlarge(0.8)], ["Fit", "as large as there is room", () => setZoom("fit")]];
   return html`<div ref=${pane} tabindex="-1" class=${`picture${stale ? " stale" : ""}`}><svg ref=${image} ...${moving ?? {}} viewBox=${`0 0 ${placed.width} ${placed.height}`} role="group"
     aria-label="the graph" style=${{ width: `${placed.width * scale}px` }}>
     <defs>${marker(id, false)}${marker(`${id}s`, true)}</defs>${arrows}${drawn}
