@@ -138,7 +138,7 @@ DRAWINGS: dict[str, Drawing] = {
     "a fan-out with a label": Drawing(
         "flowchart LR\n START --> retrieve -.->|each| web --> write --> grade" + ENDING, THRICE, fan_outs={"retrieve": thrice}
     ),
-    "a router without a Literal": Drawing(GOOD, "as a Literal return type, not None", routers={"grade": lambda state: "good"}),
+    "a router without a Literal": Drawing(GOOD, "as a Literal return type, not none", routers={"grade": lambda state: "good"}),
     "no router": Drawing(GOOD, "line 4: 'grade' has the labelled arrows ['bad', 'good'], but no router decides", routers={}),
     "a typo in a label": Drawing(
         GOOD.replace("|good|", "|goood|"), "line 5: 'grade' has an arrow 'goood', which its router cannot return; it returns"
