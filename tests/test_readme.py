@@ -31,6 +31,7 @@ PAGES = [
     "graphs/serving/reference.md",
     "graphs/experiments/RESULTS.md",
     "graphs/experiments/benchmarks/README.md",
+    "graphs/papers/README.md",
     "graphs/studio/README.md",
     "graphs/wiring/README.md",
     "memory/README.md",

@@ -11,7 +11,6 @@ OF_AGENTS = [name for name in prompt_names() if re.search(r"^agents/|/chat_|/con
 
 
 def test_each_prompt_is_shown_with_an_example() -> None:
-    """A place without an example in tests/factories/prompt_examples.toml fails here."""
     assert re.findall(r"^## (.+)$", page(), re.MULTILINE) == prompt_names()
     assert "## adamem/strategy\n" in page("adamem/strategy")
 
