@@ -54,7 +54,7 @@ def find_missing(wiring: Wiring, builder: Builder, origin: Builder | None = None
     if not is_whole or (unread and not unread[0].line):  # the state lacks channels
         return found
     found += find_at_once(wiring, builder, known)
-    lost = frozenset[str]().union(*(one.writes for one in known.values() if unread)) - builder.channels.keys()
+    odd = frozenset[str]().union(*(one.writes for one in known.values() if unread)) - builder.channels.keys()
     given = set(builder.schemas[builder.input_schema])
     lent = set(builder.channels) - set(origin.channels) if origin else set()
     own = {id(spec) for spec in origin.nodes.values()} if origin else set()
@@ -70,7 +70,7 @@ def find_missing(wiring: Wiring, builder: Builder, origin: Builder | None = None
             may = [
                 node for node in before if known[node].is_open and (channel not in lent or id(wiring.nodes[node]) not in own)
             ]
-            if not may and not any(channel in known[node].writes for node in before) and not nearest(channel, lost - {channel}):
+            if not may and not any(channel in known[node].writes for node in before) and not nearest(channel, odd - {channel}):
                 later = [f"'{node}'" for node in known if channel in known[node].writes and node != name]
                 near = did_you_mean(channel, sorted(given.union(*(known[node].writes for node in before))))
                 listed = ("Begin",) if channel in starts else writers_in_catalogue(channel)

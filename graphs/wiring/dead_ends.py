@@ -6,11 +6,11 @@ told if no run brings all that it waits for.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from itertools import chain, combinations, islice, product
 from typing import Any, NamedTuple
 
-from .arrows import Branching, Wiring, arrow_label
+from .arrows import Wiring, arrow_label
 from .joins import are_watched, join_names
 from .mermaid import Edge, Finding
 
@@ -114,7 +114,8 @@ def _moves(wiring: Wiring, name: str) -> list[Move]:
     """The decisions of a node: a label of its router, any of the nodes that its Commands and its fan-out lead to, and its plain arrows always."""
     arrows = [edge for edge in wiring.edges if edge.source == name and not edge.join]
     plain = [edge for edge in arrows if wiring.kind(edge) == "plain"]
-    routed = [_chosen(one, [edge for edge in arrows if wiring.branching(edge) is one]) for one in wiring.routers.get(name, ())]
+    leads = [(one, [edge for edge in arrows if wiring.branching(edge) is one]) for one in wiring.routers.get(name, ())]
+    routed = [_subsets(drawn) if one.may_stop else [(edge,) for edge in drawn] for one, drawn in leads]  # several, or none
     free = [edge for edge in arrows if wiring.kind(edge) in ("fan-out", "command")]
     ends = [Edge(name, "END", "end")] if {"END", "__end__"} & {*wiring.destinations.get(name, ())} else []
     some = _subsets([*free, *ends]) if free or ends else [()]
@@ -122,11 +123,6 @@ def _moves(wiring: Wiring, name: str) -> list[Move]:
     if not any(edge.target == name and wiring.kind(edge) in ("fan-out", "command") for edge in wiring.edges):
         return once
     return [frozenset[Edge]().union(*several) for several in _subsets(once) if several]  # it may run many times at once
-
-
-def _chosen(router: Branching, arrows: Sequence[Edge]) -> list[tuple[Edge, ...]]:
-    """The choices of a router: one arrow, or where a compiled graph's does not say what it returns, several or none."""
-    return _subsets(arrows) if router.may_stop else [(edge,) for edge in arrows]
 
 
 def _subsets(all: Collection[Any]) -> list[tuple[Any, ...]]:

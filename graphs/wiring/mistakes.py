@@ -34,19 +34,19 @@ def find_mistakes(wiring: Wiring, builder: StateGraph[Any, Any, Any, Any] | None
         builder: knows the state's and the input's schema; without it nothing is said about what nodes read and write.
         origin: the builder of the graph that was redrawn.
     """
-    meant, kinds = _as_meant(wiring), _kinds(wiring)
-    labels = [*_labels(meant or wiring), *_commands(meant or wiring)]
-    found = [*_names(wiring, meant), *kinds.values(), *labels]
-    if meant:
-        stuck = _stuck(meant)
-        hanging = [*_connections(meant), *(stuck or _endless_loops(meant) or _dead_arrows(meant))]
+    guess, kinds = _as_meant(wiring), _kinds(wiring)
+    labels, commands = _labels(guess or wiring), _commands(guess or wiring)
+    found = [*_names(wiring, guess), *kinds.values(), *labels, *commands]
+    if guess:
+        stuck = _stuck(guess)
+        hanging = [*_connections(guess), *(stuck or _endless_loops(guess) or _dead_arrows(guess))]
         found += hanging
-        routers = {source: [one for one in all if not one.fault] for source, all in meant.routers.items()}
-        known = replace(meant, nodes=meant.nodes | dict.fromkeys(kinds.keys() & meant.nodes.keys(), _ANY_NODE), routers=routers)
-        if not hanging and not labels:
+        routers = {source: [one for one in all if not one.fault] for source, all in guess.routers.items()}
+        known = replace(guess, nodes=guess.nodes | dict.fromkeys(kinds.keys() & guess.nodes.keys(), _ANY_NODE), routers=routers)
+        if not (hanging or labels or commands):
             found += find_dead_ends(known)
-        if builder and meant.nodes.keys() <= meant.drawn_names:
-            found += find_missing(known, builder, origin, is_whole=not hanging and not _lacks_arrows(meant))
+        if builder and guess.nodes.keys() <= guess.drawn_names:
+            found += find_missing(known, builder, origin, is_whole=not (hanging or commands or _lacks_arrows(guess)))
     return sorted(found, key=lambda one: one.line)
 
 
@@ -55,23 +55,23 @@ def _as_meant(wiring: Wiring) -> Wiring | None:
 
     None where it is unclear how the arrows hang together: a name is typed both ways, or an arrow leaves END or enters START.
     """
-    drawn, known, meant = wiring.drawn_names, {*wiring.nodes, *wiring.others}, dict[str, str]()
+    drawn, known, guess = wiring.drawn_names, {*wiring.nodes, *wiring.others}, dict[str, str]()
     for name in sorted(drawn - wiring.nodes.keys()):
         end = name.upper().strip("_")
-        near = end if end in ENDS else nearest(name, known - set(meant.values()))
+        near = end if end in ENDS else nearest(name, known - set(guess.values()))
         if near in drawn or ":" in name:
             return None
-        meant[name] = near or name
+        guess[name] = near or name
 
     def called(name: str) -> str:
-        return meant.get(name, name)
+        return guess.get(name, name)
 
     edges = [
         replace(e, source=called(e.source), target=called(e.target), join=tuple(map(called, e.join))) for e in wiring.edges
     ]
     if any(e.source == "END" or e.target == "START" for e in edges):
         return None
-    nodes = dict.fromkeys(set(meant.values()) - ENDS.keys(), _ANY_NODE) | wiring.nodes
+    nodes = dict.fromkeys(set(guess.values()) - ENDS.keys(), _ANY_NODE) | wiring.nodes
     return replace(wiring, nodes=nodes, edges=edges, lines={called(name): line for name, line in wiring.lines.items()})
 
 
@@ -81,7 +81,7 @@ def _lacks_arrows(wiring: Wiring) -> bool:
         labelled = [e for e in wiring.edges if e.source == source and wiring.kind(e) in ("outcome", "unknown")]
         if len(labelled) < len({label for one in routers if one.is_complete for label in one.outcomes}):
             return True
-    return bool(_commands(wiring)) or any(e.dotted and wiring.kind(e) == "unknown" for e in wiring.edges)
+    return any(e.dotted and wiring.kind(e) == "unknown" for e in wiring.edges)
 
 
 def _line(wiring: Wiring, name: str) -> int:
@@ -103,7 +103,7 @@ def name_hint(name: str, known: Collection[str]) -> str:
     )
 
 
-def _names(wiring: Wiring, meant: Wiring | None) -> list[Finding]:
+def _names(wiring: Wiring, guess: Wiring | None) -> list[Finding]:
     """Names without a node, and where it is clear what is meant by these, nodes and routers that are not drawn."""
     known = {*wiring.nodes, *wiring.others}
     unknown = "the flow draws '{}', but there is no such node; there are {}{}"
@@ -111,9 +111,9 @@ def _names(wiring: Wiring, meant: Wiring | None) -> list[Finding]:
     found = [Finding(_line(wiring, name), unknown.format(name, sorted(known), name_hint(name, known))) for name in absent]
     wrong = [e for e in wiring.edges if e.source == "END" or e.target == "START"]
     found += [Finding(e.line, "nothing leaves END and nothing enters START") for e in wrong[:1]]
-    if meant is None and absent:
+    if guess is None and absent:
         return found
-    drawn = (meant or wiring).drawn_names
+    drawn = (guess or wiring).drawn_names
     undrawn = sorted(wiring.nodes.keys() - drawn)
     found += [Finding(0, f"node '{name}' is not in the flow; it draws {sorted(drawn)}") for name in undrawn]
     given = {**dict.fromkeys(wiring.fan_outs, "fan-out function"), **dict.fromkeys(wiring.routers, "router")}

@@ -20,7 +20,7 @@ MEMORIES = "experiences", "buffer", "memory", "table", "library"
 
 
 def find_untimely(
-    wiring: Wiring, builder: Builder, known: Mapping[str, NodeChannels], given: Collection[str], told: Collection[str]
+    wiring: Wiring, builder: Builder, known: Mapping[str, NodeChannels], given: Collection[str], missing: Collection[str]
 ) -> list[Finding]:
     """The mistakes in the order of a drawing's nodes.
 
@@ -29,11 +29,11 @@ def find_untimely(
         builder: knows the state's schema.
         known: name of a node -> its channels.
         given: the channels that the input has, or that a reducer starts.
-        told: the channels that are told to be missing already.
+        missing: the channels of which it is told already that nothing writes them.
     """
-    given = {*given, *told}
+    given = {*given, *missing}
     found = _early(wiring, builder, known, given) or _one_sided(wiring, builder, known, given)
-    return found if found or told else _overwritten(wiring, builder, known)
+    return found if found or missing else _overwritten(wiring, builder, known)
 
 
 def starts_empty(builder: Builder, channel: str) -> bool:
