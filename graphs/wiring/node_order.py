@@ -29,7 +29,7 @@ def find_untimely(
         builder: knows the state's schema.
         known: name of a node -> its channels.
         given: the channels that the input has, or that a reducer starts.
-        missing: the channels of which it is told already that nothing writes them.
+        missing: the channels that nothing writes, as findings say already.
     """
     given = {*given, *missing}
     found = _early(wiring, builder, known, given) or _one_sided(wiring, builder, known, given)
