@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_495, "tests": 74_390}
+LINES: Mapping[str, int] = {"source": 87_454, "tests": 74_390}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,
@@ -45,7 +45,7 @@ ROOMS: Mapping[str, int] = {
     "tools/agent_tools": 1_396,
     "tools/environments": 9_163,
     "tools/local": 3_623,
-    "tools/models": 969,
+    "tools/models": 928,
     "tools/notebook": 1_714,
     "tools/pocket": 320,
     "tools/serving": 3_377,

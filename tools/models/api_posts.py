@@ -14,7 +14,6 @@ import ssl
 import threading
 import time
 from asyncio import sleep
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -113,12 +112,12 @@ async def post(url: str, body: bytes, headers: Mapping[str, str], timeout: float
     Raises:
         PostFailed: the error of the last try.
     """
-    opened, limit = await _session_of_loop(), aiohttp.ClientTimeout(total=timeout)
+    session, limit = await _session_of_loop(), aiohttp.ClientTimeout(total=timeout)
     for tries in range(1, retries + 2):
         failed: PostFailed
         asked: float | None = None
         try:
-            async with opened.session.post(url, data=body, headers=headers, timeout=limit) as response:
+            async with session.post(url, data=body, headers=headers, timeout=limit) as response:
                 content = await response.read()
                 _answered.add(url)
                 if response.status < 400:
@@ -144,7 +143,6 @@ async def post(url: str, body: bytes, headers: Mapping[str, str], timeout: float
         for listen in wait_listeners:
             listen(Wait(_short_reason(failed), pause, tries))
         await sleep(pause)
-    await opened.queue.wait_turn()
     return content
 
 
@@ -189,60 +187,21 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 # One session of open connections per event loop: a connection belongs to the loop that opened it.
 
 
-class _FairQueue:
-    """A queue that lets one waiting coroutine go on in each round of the event loop.
-
-    Many answers can arrive in one round. If all their coroutines went on in that round, the next requests would leave together
-    at its end, and the server's work and ours would never overlap.
-    """
-
-    def __init__(self) -> None:
-        self.waiting: deque[asyncio.Future[None]] = deque()
-        self.is_busy = False
-
-    async def wait_turn(self) -> None:
-        """Wait until it is the caller's turn."""
-        loop = asyncio.get_running_loop()
-        if not self.is_busy:
-            self.is_busy = True
-            loop.call_soon(self._pass_on, loop)
-            return
-        turn = loop.create_future()
-        self.waiting.append(turn)
-        await turn
-
-    def _pass_on(self, loop: asyncio.AbstractEventLoop) -> None:
-        while self.waiting:
-            turn = self.waiting.popleft()
-            if not turn.done():  # cancelled
-                turn.set_result(None)
-                loop.call_soon(self._pass_on, loop)
-                return
-        self.is_busy = False
-
-
-@dataclass(frozen=True)
-class _LoopSession:
-    session: aiohttp.ClientSession
-    queue: _FairQueue
-    closing: AsyncGenerator[aiohttp.ClientSession]
-    """Closes the session when the loop shuts down its generators (`loop.shutdown_asyncgens`)."""
-
-
-_loop_sessions: dict[asyncio.AbstractEventLoop, _LoopSession] = {}
+_loop_sessions: dict[asyncio.AbstractEventLoop, tuple[aiohttp.ClientSession, AsyncGenerator[aiohttp.ClientSession]]] = {}
+"""Loop -> its session, and the generator that closes it when the loop shuts down its generators (`loop.shutdown_asyncgens`)."""
 _lock = threading.Lock()
 
 
-async def _session_of_loop() -> _LoopSession:
+async def _session_of_loop() -> aiohttp.ClientSession:
     loop = asyncio.get_running_loop()
     if (known := _loop_sessions.get(loop)) is None:
         closing = _open_session()
-        known = _LoopSession(await anext(closing), _FairQueue(), closing)
+        known = await anext(closing), closing
         with _lock:
             for other in [other for other in _loop_sessions if other.is_closed()]:
                 del _loop_sessions[other]
             _loop_sessions[loop] = known
-    return known
+    return known[0]
 
 
 async def _open_session() -> AsyncGenerator[aiohttp.ClientSession]:
