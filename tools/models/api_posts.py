@@ -150,7 +150,7 @@ def _status_error(status: int, content: bytes, tries: int) -> HTTPStatusError:
     """The error for an HTTP status and its body."""
     used_up = status == 429 and b"insufficient_quota" in content
     return (QuotaUsedUp if used_up else HTTPStatusError)(
-        status, _server_message(content), tries, content.decode(errors="replace")
+        status, server_message(content), tries, content.decode(errors="replace")
     )
 
 
@@ -161,7 +161,7 @@ def _short_reason(failed: PostFailed) -> str:
     return "no answer in time" if isinstance(failed, RequestTimeout) else "no connection"
 
 
-def _server_message(content: bytes) -> str:
+def server_message(content: bytes) -> str:
     """The message in the body of an error."""
     text = content.decode(errors="replace")
     try:

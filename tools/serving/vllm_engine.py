@@ -52,7 +52,7 @@ import aiohttp
 from ...memory.conversations.thoughts import split_leading_thought
 from ...memory.errors import AdapterError, Unavailable, UserError, VersionNotLoaded, WindowError
 from ...memory.records import ChatRequest, Piece, Reply
-from ..models.api_posts import run_in_background
+from ..models.api_posts import run_in_background, server_message
 
 __all__ = ["VllmEngine"]
 
@@ -508,12 +508,7 @@ def _raise_for_status(status: int, content: bytes) -> None:
     """Raise the server's error: a wrong request in the server's words, anything else as `Unavailable`."""
     if status < 400:
         return
-    text = content.decode(errors="replace")
-    with suppress(ValueError):
-        said = json.loads(text)
-        said = said.get("error", said) if isinstance(said, dict) else said
-        text = str(said.get("message", said) if isinstance(said, dict) else said)
-    text = text.strip()[:500] or "no text"
+    text = server_message(content).strip()[:500]
     if status in (401, 403):
         raise _unavailable(f"the vLLM server refuses the key (status {status}); set VLLM_API_KEY")
     if status == 404:
