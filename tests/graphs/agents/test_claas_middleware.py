@@ -11,7 +11,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 
 from learngraph.graphs.agents.claas import FeedbackMiddleware
-from learngraph.memory.errors import UserError
+from learngraph.memory.errors import FeedbackConflict, UserError
 
 
 def make(url: str, key: str) -> tuple[Any, FeedbackMiddleware]:
@@ -60,8 +60,13 @@ def test_a_service_that_is_away_or_refuses_says_so_and_the_same_call_sends_it_ag
         learner._send = send  # type: ignore[method-assign]
         learner.feedback("a", reward=1.0)
         assert [one.feedback.reward for one in backend.kept.values() if one.feedback] == [1.0]
+
+        async def refuse(*given: Any) -> Any:
+            raise FeedbackConflict("it was learned from already")
+
+        backend.feedback = refuse  # type: ignore[method-assign]
         with caplog.at_level(logging.WARNING), pytest.raises(UserError, match=r"status 409"):
-            learner.feedback("a", reward=-1.0)  # it was learned from already
+            learner.feedback("a", reward=-1.0)
         learner.close()
 
 

@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import socket
+import tempfile
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -82,9 +83,9 @@ def test_a_client_that_hangs_up_ends_the_generation(stream: bool) -> None:
             head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {chat_backend.KEY}\r\n"
             with socket.create_connection((client.base_url.host, client.base_url.port)) as line:
                 line.sendall(f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
-                wait_until(lambda: backend.running == 2 and backend.pieces >= 4)
-        wait_until(lambda: not backend.running)
-        assert (backend.running, backend.cancelled, backend.kept) == (0, 2, {})
+                wait_until(lambda: backend.engine.running == 2 and backend.engine.pieces >= 4)
+        wait_until(lambda: not backend.engine.running)
+        assert (backend.engine.running, backend.engine.cancelled, backend.kept) == (0, 2, {})
         usage = client.get("/v1/status").json()["usage"]
         assert usage == {"streams": 0, "streams_at_once": 256}
         shown = client.get("/metrics", headers={"authorization": "Bearer metrics"}).text
@@ -97,7 +98,7 @@ def test_choices_are_made_at_once_and_each_takes_feedback() -> None:
         body = client.post("/v1/chat/completions", json=ASK | {"n": 3, "seed": 7}).json()
         said = [choice["message"]["content"] for choice in body["choices"]]
         assert said == ["you said hi there (7)", "you said hi there (8)", "you said hi there (9)"]
-        assert backend.most == 3
+        assert backend.engine.most == 3
         id = body["id"]
         assert {key[1] for key in backend.kept} == {id, f"{id}-1", f"{id}-2"}
         assert body["usage"]["prompt_tokens"] == 3
@@ -145,7 +146,7 @@ def test_what_an_engine_is_asked_for() -> None:
         assert answer.status_code == 200, answer.text
         assert len(answer.json()["choices"][0]["logprobs"]["content"][0]["top_logprobs"]) == 3
         client.post("/v1/chat/completions", json=ASK | {"stop": ["a", "b"], "max_tokens": 99999})
-    asked, other = backend.requests
+    asked, other = backend.engine.requests
     assert asked.messages == (
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "ab", "name": "ann"},
@@ -271,7 +272,7 @@ def test_what_the_engine_does_not_have_is_refused(more: dict[str, Any], param: s
         nothing = {"tools": [TOOL], "tool_choice": "none", "response_format": {"type": "text"}, "presence_penalty": 0}
         assert client.post("/v1/chat/completions", json=ASK | nothing).status_code == 200
         assert client.post("/v1/completions", json={"model": "pocket", "prompt": "x"}).status_code == 400
-    assert backend.requests[0].tools == ()
+    assert backend.engine.requests[0].tools == ()
 
 
 @pytest.mark.parametrize(
@@ -439,7 +440,8 @@ def test_an_error_in_mid_stream_is_an_event_and_what_broke_is_only_in_the_log(ca
 
 
 @pytest.mark.slow
-def test_models_and_adapters_of_the_tenant() -> None:
+def test_models_and_adapters_of_the_tenant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     backend = FakeBackend(names={"acme": ["poems"], "rival": ["secret"]})
     with talking(backend) as client:
         listed = client.get("/v1/models").json()
@@ -454,21 +456,23 @@ def test_models_and_adapters_of_the_tenant() -> None:
         assert client.post("/v1/adapters", json={"adapter": "prose"}).status_code == 409
         assert client.post("/v1/adapters", json={"adapter": "../x"}).status_code == 400
         assert len(client.get("/v1/adapters").json()["data"]) == 3
-        promoted = client.post("/v1/adapters/prose/promote", json={"version": "000001-abc"}).json()
-        assert promoted["live"] == "acme/prose@000001-abc"
+        first, name = backend.make_version("prose"), backend.make_version("prose", 2).partition("@")[2]
+        assert client.post("/v1/adapters/prose/promote", json={"version": first}).json()["live"] == first
         assert client.post("/v1/adapters/prose/promote", json={"version": "odd"}).status_code == 404
-        assert client.post("/v1/adapters/prose/rollback").json()["live"] == ""
+        assert client.post("/v1/adapters/prose/rollback").json()["live"] == f"acme/prose@{name}"
         assert client.post("/v1/adapters/prose/rollback", json={"to": "base"}).json()["live"] == ""
-        export = client.get("/v1/adapters/prose/export", params={"version": "acme/prose@000001-abc"})
-        assert export.headers["content-disposition"] == 'attachment; filename="prose-000001-abc.zip"'
+        export = client.get("/v1/adapters/prose/export", params={"version": f"acme/prose@{name}"})
+        assert export.headers["content-disposition"] == f'attachment; filename="prose-{name}.zip"'
         assert zipfile.ZipFile(io.BytesIO(export.content)).namelist() == ["adapter_config.json"]
-        assert not backend.more["exported"].parent.exists()
+        assert not list(tmp_path.glob("learngraph-*"))
+        frozen = [client.post(f"/v1/adapters/prose/{action}").json()["frozen"] for action in ("freeze", "thaw")]
+        assert frozen == [True, False]
         assert client.delete("/v1/adapters/prose").status_code == 200
         assert client.get("/v1/adapters/prose").status_code == 404
         assert client.post("/v1/train", json={"steps": 2}).json() == {"job": "train-default-2", "state": "waiting"}
         assert client.post("/v1/train").status_code == 202
         assert client.post("/v1/train", json={"adapter": "none"}).status_code == 404
-    assert backend.about[0]["adapter"] == "poems"
+        assert [row["adapter"] for row in client.get("/v1/experiences").json()["data"]] == ["poems"]
 
 
 @pytest.mark.slow
@@ -487,29 +491,22 @@ def test_adapters_and_replies_under_way_count_against_the_limits_of_a_key() -> N
         assert asked
 
 
-def test_feedback_that_teaches_little_comes_back_with_a_word() -> None:
-    with talking() as client:
-        bare, told = (
-            client.post(
-                "/v1/feedback", json={"response_id": client.post("/v1/chat/completions", json=ASK).json()["id"], **said}
-            )
-            for said in ({"reward": 1}, {"reward": 1, "text": "well said"})
-        )
-    assert bare.json()["note"] == "say it in words"
-    assert "note" not in told.json()
-
-
 def test_feedback_of_the_tenant_itself_and_nobody_elses() -> None:
     backend = FakeBackend()
     with talking(backend) as client:
         id = client.post("/v1/chat/completions", json=ASK).json()["id"]
         first = client.post("/v1/feedback", json={"response_id": id, "reward": 0.5, "text": "shorter"})
         assert first.status_code == 202
-        assert first.json() == {"job": f"job-{id}", "response_id": id, "state": "ready", "repeated": False}
+        assert first.json() == {"job": first.json()["job"], "response_id": id, "state": "ready", "repeated": False}
         assert client.get(first.headers["location"]).json()["state"] == "ready"
         again = client.post("/v1/feedback", json={"response_id": id, "reward": 0.5, "text": "shorter"})
         assert again.json() == first.json() | {"repeated": True}
-        assert client.post("/v1/feedback", json={"response_id": id, "reward": 0.6}).status_code == 409
+        keyed = [
+            client.post("/v1/feedback", json={"response_id": id, "reward": reward}, headers={"idempotency-key": "k" * size})
+            for reward, size in ((1, 2), (1, 2), (1, 300))
+        ]
+        assert [one.status_code for one in keyed] == [202, 202, 400]
+        assert [one.json()["repeated"] for one in keyed[:2]] == [False, True]
         rival = {"authorization": f"Bearer {chat_backend.RIVAL}"}
         foreign = client.post("/v1/feedback", json={"response_id": id, "reward": 1}, headers=rival)
         unknown = client.post("/v1/feedback", json={"response_id": "chatcmpl-none", "reward": 1}, headers=rival)
@@ -525,7 +522,7 @@ def test_feedback_of_the_tenant_itself_and_nobody_elses() -> None:
         assert client.post("/v1/feedback", json={"response_id": kept.json()["id"], "reward": 1}).status_code == 404
         shown = client.get("/metrics", headers={"authorization": "Bearer metrics"}).text
     counts = dict(line.rsplit(" ", 1) for line in shown.splitlines() if line.startswith("learngraph_feedback_seconds"))
-    assert counts["learngraph_feedback_seconds_count"] == "2.0", "each receipt, no refusal"
+    assert counts["learngraph_feedback_seconds_count"] == "4.0", "each receipt, no refusal"
 
 
 @pytest.mark.parametrize(
@@ -552,15 +549,6 @@ def test_feedback_that_says_nothing_or_too_much(client: httpx.Client, body: dict
     assert "line 1 column" in nan.json()["error"]["message"]
 
 
-def test_idempotency_keys_reach_the_service() -> None:
-    backend = FakeBackend()
-    with talking(backend) as client:
-        id = client.post("/v1/chat/completions", json=ASK).json()["id"]
-        client.post("/v1/feedback", json={"response_id": id, "reward": 1}, headers={"idempotency-key": "k1"})
-        assert backend.more["key"] == "k1"
-        assert client.post("/v1/feedback", json={"response_id": id}, headers={"idempotency-key": "k" * 300}).status_code == 400
-
-
 def test_experiences_are_listed_page_by_page_and_deleted() -> None:
     with talking() as client:
         ids = [client.post("/v1/chat/completions", json=ASK).json()["id"] for _ in range(5)][::-1]
@@ -570,23 +558,12 @@ def test_experiences_are_listed_page_by_page_and_deleted() -> None:
         assert ([row["id"] for row in page["data"]], page["has_more"]) == (ids[2:], False)
         assert client.get("/v1/experiences?user=mary").json()["data"] == []
         assert client.get(f"/v1/experiences/{ids[0]}").json()["reply"] == "you said hi there (None)"
-        assert client.post(f"/v1/experiences/{ids[0]}/release").json() == {"released": ids[0]}
+        assert "learns in weights" in client.post(f"/v1/experiences/{ids[0]}/release").text
         told = client.delete(f"/v1/experiences/{ids[0]}?withdraw=true").json()
-        assert (told["deleted"], told["withdrawn"]) == (1, ["x"])
+        assert (told["deleted"], told["withdrawn"]) == (1, [])
         assert client.delete(f"/v1/experiences/{ids[0]}").status_code == 404
         assert client.delete("/v1/experiences?confirm=all").json()["deleted"] == 4
         assert client.get("/v1/experiences").json()["data"] == []
-
-
-@pytest.mark.slow
-def test_limits_answer_429_and_when_to_come_again() -> None:
-    with (
-        talking(FakeBackend(delay=0.2), who=two(streams=2)) as client,
-        client.stream("POST", "/v1/chat/completions", json=ASK | {"n": 2, "stream": True}),
-    ):
-        answer = client.post("/v1/chat/completions", json=ASK)
-        assert answer.status_code == 429
-        assert answer.headers["retry-after"] == "1"
 
 
 def test_text_completions() -> None:
@@ -599,8 +576,8 @@ def test_text_completions() -> None:
         assert [choice["text"][-2] for choice in body["choices"]] == ["5", "6", "5", "6"]
         assert body["choices"][0]["logprobs"]["text_offset"] == [0, 3, 8, 10, 12]
         assert body["usage"]["prompt_tokens"] == 6
-        assert backend.requests[0].raw == "a b"
-        assert backend.requests[0].messages == ()
+        assert backend.engine.requests[0].raw == "a b"
+        assert backend.engine.requests[0].messages == ()
         chunks = events(client.post("/v1/completions", json={"model": "pocket", "prompt": "x", "stream": True}).text)
         assert "".join(chunk["choices"][0]["text"] for chunk in chunks[:-1]) == "you said x (None)"
         assert chunks[-2]["choices"][0]["finish_reason"] == "stop"
@@ -616,32 +593,33 @@ def test_text_completions() -> None:
 @pytest.mark.slow
 def test_metrics_are_in_prometheus_format_and_ones_own() -> None:
     with talking() as client:
-        client.post("/v1/chat/completions", json=ASK)
+        for key in (chat_backend.KEY, chat_backend.RIVAL):
+            client.post("/v1/chat/completions", json=ASK, headers={"authorization": f"Bearer {key}"})
         mine = client.get("/metrics").text
         everything = client.get("/metrics", headers={"authorization": "Bearer metrics"}).text
         assert httpx.get(f"{client.base_url}/metrics").status_code == 401
-    assert 'learngraph_updates_total{tenant="acme"} 3.0' in mine
+    assert 'learngraph_tokens_total{tenant="acme"} 8.0' in mine
     assert "_created" not in everything
     assert "rival" not in mine
-    assert 'learngraph_updates_total{tenant="rival"} 4.0' in everything
+    assert 'learngraph_tokens_total{tenant="rival"} 8.0' in everything
     assert not any(line.lower().endswith("nan") for line in everything.splitlines())
     assert all(line[0] == "#" or 'tenant="acme"' in line for line in mine.splitlines())  # totals tell of others
     samples = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in everything.splitlines() if line[0] != "#"}
-    assert samples['learngraph_http_requests_total{method="POST",route="/v1/chat/completions",status="200"}'] == 1
+    assert samples['learngraph_http_requests_total{method="POST",route="/v1/chat/completions",status="200"}'] == 2
     asked = "learngraph_http_request_seconds", '{route="/v1/chat/completions"}'
-    assert samples["_count".join(asked)] == samples["_bucket".join(asked).replace("{", '{le="+Inf",')] == 1
+    assert samples["_count".join(asked)] == samples["_bucket".join(asked).replace("{", '{le="+Inf",')] == 2
     assert everything.count("# TYPE learngraph_http_request_seconds histogram") == 1
     with talking(who=chat_backend.tenants.read_tenants(["alone"]), key="alone") as client:
-        assert "learngraph_up 1.0" in client.get("/metrics").text  # nobody else is there
+        assert "learngraph_engine_alive 1.0" in client.get("/metrics").text  # nobody else is there
     with talking(open_metrics=True) as client:
-        assert "tenant" in httpx.get(f"{client.base_url}/metrics").text
+        assert "learngraph_engine_alive 1.0" in httpx.get(f"{client.base_url}/metrics").text
 
 
 def test_health_needs_no_key_and_says_no_more_than_it_must() -> None:
     held_up = [{"kind": "too few", "adapters": 1, "missing": 5, "help": "more feedback"}]
     failed = {"learner": {"state": "failed", "error": "secret"}, "last_turns": {"dropped": 2, "too few": 1}, "held_up": held_up}
     failed["lost"] = {"its states.jsonl is gone": 1}
-    with talking(FakeBackend(state="degraded", more=failed)) as client:
+    with talking(FakeBackend(more={"state": "degraded", **failed})) as client:
         answer = httpx.get(f"{client.base_url}/healthz")
         assert answer.status_code == 200
         assert answer.json()["status"] == "degraded"
@@ -692,7 +670,7 @@ def test_a_hundred_streams_at_once() -> None:
     for i, answer in enumerate(answers):
         text = "".join(e["choices"][0]["delta"].get("content", "") for e in events(answer.text)[:-1])
         assert text == f"you said hi there ({i})"
-    assert backend.most == 100  # more than the four of a tenant that begin at the same time
+    assert backend.engine.most == 100  # more than the four of a tenant that begin at the same time
 
 
 def test_an_address_in_use_is_an_error_in_words() -> None:
@@ -767,7 +745,7 @@ def test_exchanges_are_erased_by_user_or_age() -> None:
         assert client.delete(erase, params={"user": "mary", "withdraw": "true"}).json() == {
             "deleted": 2,
             "tainted": [],
-            "withdrawn": ["x"],
+            "withdrawn": [],
         }
         bad = {}, {"confirm": "all", "user": "john"}, {"older_than_days": 0}, {"older_than_days": 1e-9}
         assert {client.delete(erase, params=one).status_code for one in (*bad, {"confirm": "all", "older_than_days": 1})} == {
@@ -786,8 +764,3 @@ def test_signs_of_life() -> None:
         assert [client.get(path).status_code for path in ("/livez", "/readyz", "/healthz")] == [200] * 3
     with talking(Dead()) as client:
         assert [client.get(path).status_code for path in ("/livez", "/readyz")] == [200, 503]
-
-
-def test_an_adapter_is_frozen_and_thawed(client: httpx.Client) -> None:
-    found = [client.post(f"/v1/adapters/default/{action}").json()["frozen"] for action in ("freeze", "thaw")]
-    assert found == [True, False]

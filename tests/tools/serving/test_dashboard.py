@@ -73,13 +73,14 @@ def test_the_page_is_anybodys_and_allows_nothing_from_elsewhere() -> None:
 
 
 def test_a_version_answers_by_its_name_and_beside_the_live_one() -> None:
-    backend = FakeBackend(live={("acme", "default"): "acme/default@000003-c"})
+    backend = FakeBackend()
+    first, last = backend.make_version(), backend.make_version(step=3)
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "hi there"}]}
     with serving(backend) as url, httpx.Client(base_url=url, headers={"authorization": f"Bearer {chat_backend.KEY}"}) as client:
         for name, expected in {
-            "pocket": "acme/default@000003-c",
+            "pocket": last,
             "pocket@base": "base",
-            "pocket@000001-a": "acme/default@000001-a",
+            f"pocket@{first.partition('@')[2]}": first,
             "pocket@x": "version_not_found",
             **dict.fromkeys(("pocket@", "pocket:@base", "pocketed", "pocket:none@base"), "model_not_found"),
         }.items():
@@ -114,7 +115,17 @@ async def test_a_real_browser_shows_all_of_it_presses_buttons_and_runs_nobody_el
     old["learned_from"] = 2
     more["learned"] = {old["name"]: [more["exchanges"][1] | {"reply": "an old lesson"}]}
     more["adapters"].append({"adapter": HOSTILE, "live": "", "canary": "", "versions": [], "rewards": []})
-    backend = FakeBackend(more=more)
+    backend, promoted = FakeBackend(more=more), list[str]()
+
+    async def promote(tenant: str, adapter: str, version: str) -> dict[str, Any]:
+        promoted.append(version)
+        return {}
+
+    async def release(tenant: str, id: str) -> dict[str, Any]:
+        more["scopes"][0]["held"].pop(id)
+        return {}
+
+    backend.promote, backend.release = promote, release  # type: ignore[method-assign]
     with serving(backend) as url:
         async with browser.Browser.open() as page:
             await log_in(page, url, "wrong", chat_backend.KEY)
@@ -143,7 +154,7 @@ async def test_a_real_browser_shows_all_of_it_presses_buttons_and_runs_nobody_el
             more["exchanges"][2]["reply"] = "something new"
             await until(page, "document.body.innerText.includes('something new')")  # it brings itself up to date
             asked = ChatRequest(({"role": "user", "content": "hold me"},))
-            backend.kept["acme", "held-1"] = Exchange("held-1", "acme", asked, Reply("held", (), (), ()), "base")
+            backend.replay.append(Exchange("held-1", "acme", asked, Reply("held", (1,), (1,), (0.0,)), "base"))
             more["scopes"][0] |= {"learned": ["icrl: 1 rated"], "held": {"held-1": f"it waits {HOSTILE}"}}
             await until(page, "document.body.innerText.includes('hold me')")
             assert f"it waits {HOSTILE}" in await page.run("document.body.innerText")
@@ -151,9 +162,9 @@ async def test_a_real_browser_shows_all_of_it_presses_buttons_and_runs_nobody_el
             await until(page, "!document.body.innerText.includes('hold me')")
             await page.run("document.querySelector('button.promote').click()")
             async with asyncio.timeout(PATIENCE):
-                while not backend.live:
+                while not promoted:
                     await let_others_run()
-            assert backend.live == {("acme", "default"): old["label"]}
+            assert promoted == [old["label"]]
             assert [said for said in page.complaints if "401" not in said] == []  # 401: the wrong key
 
 
@@ -174,12 +185,12 @@ ENTER, TAB, SPACE = ("Enter", 13), ("Tab", 9), (" ", 32)
 async def test_a_real_browser_chats_compares_and_gives_feedback_with_the_keyboard_alone(tmp_path: Path) -> None:
     more = told()
     more.pop("exchanges")
-    live = more["adapters"][0]["versions"][0]["label"]
 
     def say(request: Any) -> str:
         return f"{HOSTILE} {len(request.messages)} {request.sampling.temperature:g}".replace("\x00\ud800", "")
 
-    backend = FakeBackend(say=say, more=more, live={("acme", "default"): live})
+    backend = FakeBackend(say=say, more=more)
+    live = backend.make_version(step=40)
     with serving(backend) as url:
         async with browser.Browser.open() as page:
             await log_in(page, url)
@@ -210,7 +221,7 @@ async def test_a_real_browser_chats_compares_and_gives_feedback_with_the_keyboar
             await until(page, "document.querySelectorAll('.teach').length == 2")
             sides = await page.run("[...document.querySelectorAll('.turn:last-child .tag')].map(each => each.textContent)")
             assert sides == ["base", live.rpartition("@")[2]]
-            asked = [(len(request.messages), request.sampling.temperature) for request in backend.requests]
+            asked = [(len(request.messages), request.sampling.temperature) for request in backend.engine.requests]
             assert asked == [(1, 1.0), (3, 0.0), (3, 0.0)]
             assert len(backend.kept) == 3  # the reply beside it, too: feedback may say which is better
             left, right = [one.id for one in backend.kept.values()][1:]
