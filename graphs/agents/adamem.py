@@ -46,20 +46,18 @@ from ...nodes.synthesize.strategy import are_declined, route_precedents, strateg
 from ...nodes.text import cut_middle
 from ..adamem import MODES, AdaMEM, deciding_nodes
 from ..wiring.banks import reaches_return
-from .agent_card import agent_card
-from .agent_identity import DOMAIN
-from .back_off import BackOff
+from .agent_identity import DOMAIN, agent_card
 from .consultation import Advice, AdviceRoom, Consultation, PendingCall, Place, nearest_words, not_streamed
 from .episodes import CHAT_KEYS, ChatInputs, episode_channels
 from .learner import LearnerOptions, LearningMiddleware
+from .rated_acts import NEWEST
+from .study_worker import BackOff
 
 __all__ = ["AdaMEMMiddleware"]
 
 LOG = logging.getLogger(__name__)
 NODES_KEPT = 64
 """Memories and models whose nodes are kept; only speed depends on it."""
-PRECEDENTS = 8
-"""Steps that a strategist reads if no settings say how many: the most similar, of equals the newest."""
 MAX_PRESENT_TOKENS = 1_000
 """Tokens that the strategist sees of the request, and of what was read last."""
 VOTE_TOOL = "ask_memory"
@@ -97,7 +95,7 @@ class AdaMEMMiddleware(LearningMiddleware[Trajectories]):
         **options: Unpack[LearnerOptions],
     ) -> None:
         super().__init__(store, **options)
-        self.settings = replace(settings or AdaMEM(k=PRECEDENTS), distinct=False)
+        self.settings = replace(settings or AdaMEM(k=NEWEST), distinct=False)
         _check(self.settings)
         self.strategist, self.similarity, self.prompts = strategist, similarity, prompts
         self._advice = Prompt.load("adamem/chat_advice", prompts)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 from uuid import uuid4
 from weakref import WeakSet, WeakValueDictionary
@@ -18,6 +19,8 @@ from ...memory.conversations.reviews import mark_answered
 from ...memory.conversations.write_queue import WriteQueue, queue_of
 from ...memory.display import short
 from ...memory.errors import UserError, asks_store, did_you_mean, plural
+from ...nodes.ask import estimate_tokens
+from ...nodes.fence import escape_tags
 from .scope_values import ROOT, ScopeError, escape_label
 
 __all__ = ["DOMAIN", "AgentIdentity"]
@@ -27,6 +30,10 @@ DOMAIN = DEFAULT_NAME = "agent"
 """The name of an agent that has none; and the domain of all conversations, which namespaces keep apart by agent."""
 SAID_BY = "learngraph_agent"
 """Key of a message's metadata, which no provider is sent: the agent whose node of a graph has said it."""
+MAX_INSTRUCTION_TOKENS = 500
+"""Tokens of the agent's instructions that are shown: the first ones."""
+MAX_DESCRIPTION_CHARS = 80
+"""Characters of a tool's description that are shown: about 20 tokens."""
 LEAST_COMMON = 0.5
 """Share of the smaller set of tools that two agents of one unnamed memory have in common at least."""
 
@@ -341,3 +348,19 @@ def listed_values(schema: Mapping[str, Any]) -> list[Any] | None:
         lists = [listed_values(option) if option.get("type") != "null" else [None] for option in options]
         return None if any(one is None for one in lists) else [value for one in lists for value in one or ()]
     return None
+
+
+def agent_card(request: Any) -> str:
+    """The first 500 tokens of an agent's instructions, and its tools: a line each, with what it does in a few words."""
+    told = str(request.system_message.text).strip() if request.system_message else ""
+    while (tokens := estimate_tokens(told)) > MAX_INSTRUCTION_TOKENS:
+        told = told[: len(told) * MAX_INSTRUCTION_TOKENS // tokens]
+    tools = [tool_schema(tool) for tool in request.tools]
+    lines = [f"- {tool['name']}: {first_words(tool.get('description') or '')}".rstrip(": ") for tool in tools]
+    begins = f"How the agent was told to work:\n<instructions>\n{escape_tags(told)}\n</instructions>\n" if told else ""
+    return begins + "\n".join(["Its tools:", *map(escape_tags, lines)] if lines else ["Its tools: none"]) + "\n"
+
+
+def first_words(text: str) -> str:
+    """The first line of a description, cut at a word after `MAX_DESCRIPTION_CHARS`."""
+    return shorten(text.strip().partition("\n")[0], MAX_DESCRIPTION_CHARS, placeholder=" ...")

@@ -9,14 +9,12 @@ from ...memory.attempts.buffer import Buffer
 from ...memory.attempts.trajectories import is_rewarded
 from ...memory.records import Trajectory
 from ...memory.search.similarity import JaccardIndex, words
-from .rated_acts import RatedActs
+from .rated_acts import MOST_ALIKE, RatedActs
 
 __all__ = ["ConversationAttempts"]
 
 MAX_ATTEMPTS = 200
 """Conversations of a task that a prompt is chosen from: the newest."""
-MOST_ALIKE = 64
-"""Conversations that begin most like the present one, of which the best are shown."""
 
 
 class ConversationAttempts:

@@ -97,7 +97,7 @@ class FeedbackMiddleware(LearningMiddleware[NoMemory]):
     def release(self, thread_id: ThreadId, **scope: ScopeValue) -> None:
         """As `ScopedLearner.release`, and send what was said of the thread."""
         super().release(thread_id, **scope)
-        kept, thread = self._find_thread(thread_id, scope)
+        kept, thread = self._find_thread(thread_id, scope, self.release)
         for rating in kept.ratings(thread):
             self._send_rating(kept, thread, rating)
 

@@ -3,18 +3,15 @@
 The base class of the middlewares (learner.py) runs it, in agents that are awaited and in others.
 """
 
-import asyncio
-from collections.abc import Awaitable, Callable, Generator, Hashable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar, copy_context
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.runnables import Runnable
-from langgraph.errors import GraphBubbleUp
 
 from ...memory.conversations.turns import Turn
 from ...memory.records import Task
@@ -33,8 +30,6 @@ __all__ = ["Advice", "AdviceRoom", "Consultation", "PendingCall", "Place"]
 
 NO_STREAM = "nostream"
 """LangGraph's tag for models whose tokens are not streamed to the client."""
-MAX_SAMPLING_THREADS = 64
-"""Model calls that wait side by side in agents that are not awaited."""
 BRANCH_OF = "learngraph_branch_of"
 """Key of a message's metadata, which no provider is sent: the turn beside which a branch of `Send` answers it."""
 Item = TypeVar("Item")
@@ -109,7 +104,7 @@ class PendingCall:
     may_fail: bool = False
     """True: an error of the agent's model is raised in the generator, which may catch it."""
     runnable: Runnable[Any, Any] | None = None
-    """A call of the method's own. Its error is raised in the generator, which may catch it."""
+    """A call of the method's own. Its error is raised in the generator, which may catch it. What pauses a graph is no error."""
     input: Any = None
     section: str = ""
     """The advice that the requests are sent with; the mode `observe` leaves it out."""
@@ -142,28 +137,6 @@ def not_streamed(model: Model) -> Model:
     return model.with_config(tags=[NO_STREAM])  # type: ignore[return-value]
 
 
-def invoke(pending: PendingCall) -> Any:
-    """The output of a pending runnable, or its error. What pauses a graph is no error."""
-    assert pending.runnable is not None
-    try:
-        return pending.runnable.invoke(pending.input)
-    except GraphBubbleUp:
-        raise
-    except Exception as error:
-        return error
-
-
-async def ainvoke(pending: PendingCall) -> Any:
-    """As `invoke`, in an agent that is awaited."""
-    assert pending.runnable is not None
-    try:
-        return await pending.runnable.ainvoke(pending.input)
-    except GraphBubbleUp:
-        raise
-    except Exception as error:
-        return error
-
-
 HandedTurns = dict[str, tuple[Turn, Task, str]]
 """Method -> a turn as its learner has it, with what the conversation is about, and its user."""
 _RECORDERS = ContextVar[Mapping[Hashable, HandedTurns]]("recorders")
@@ -193,32 +166,6 @@ def add_to_system_message(request: ModelRequest[Any], section: str) -> ModelRequ
     return request.override(system_message=system)
 
 
-_THREADS = ThreadPoolExecutor(MAX_SAMPLING_THREADS, thread_name_prefix="learngraph-samples")
-
-
-def answer_all(asked: PendingCall, handler: Callable[[ModelRequest[Any]], Any]) -> list[ModelResponse[Any]] | Exception:
-    """Answers of the agent's model, asked side by side in threads, the first request in this one; its error where it may fail."""
-    rest = [_THREADS.submit(copy_context().run, handler, one) for one in asked.requests[1:]]
-    try:
-        return [model_response(handler(asked.requests[0])), *(model_response(one.result()) for one in rest)]
-    except Exception as error:
-        if not asked.may_fail or isinstance(error, GraphBubbleUp):
-            raise
-        return error
-
-
-async def aanswer_all(
-    asked: PendingCall, handler: Callable[[ModelRequest[Any]], Awaitable[Any]]
-) -> list[ModelResponse[Any]] | Exception:
-    """As `answer_all`, in an agent that is awaited."""
-    try:
-        return [model_response(one) for one in await asyncio.gather(*map(handler, asked.requests))]
-    except Exception as error:
-        if not asked.may_fail or isinstance(error, GraphBubbleUp):
-            raise
-        return error
-
-
 def model_response(answer: Any) -> ModelResponse[Any]:
     """The response in what a handler has returned."""
     if isinstance(answer, ExtendedModelResponse):
@@ -230,11 +177,6 @@ def model_window(model: Any) -> int:
     """Tokens that a model can read at once, as its profile says; `DEFAULT_WINDOW` where it says nothing."""
     profile = getattr(model, "profile", None) or {}
     return int(profile.get("max_input_tokens") or DEFAULT_WINDOW)
-
-
-async def gather_awaited(found: Awaitable[Any]) -> Any:
-    """The outcome of what is awaited, as a coroutine."""
-    return await found
 
 
 def sent_beside(turn: Sequence[Any]) -> str:

@@ -32,11 +32,11 @@ from ...memory.records import Trajectory
 from ...memory.telemetry import memory_names, span
 from ...nodes.arguments import Count, list_options
 from ...nodes.ask import Ask, BadReply
-from .agent_card import agent_card
+from .agent_identity import agent_card
 from .consultation import Advice, Consultation, Place, model_window, not_streamed
 from .learner import LearnerOptions, LearningMiddleware
+from .scope_memories import ScopeMemory
 from .scope_values import ScopeValue
-from .scopes import ScopeMemory
 from .status import ASKED_AGAIN, LearnerStatus
 from .study_index import StudyIndex
 from .study_worker import StudyWorker

@@ -18,7 +18,7 @@ from langchain_core.messages import AIMessage, ToolMessage
 from langgraph.types import Command
 
 from ...memory.conversations.messages import is_summary
-from ...memory.conversations.reviews import mark_executed
+from ...memory.conversations.reviews import ANSWERED, mark_executed
 
 if TYPE_CHECKING:
     from langchain.agents.middleware.types import ToolCallRequest
@@ -106,6 +106,18 @@ def watch_call(request: ToolCallRequest) -> tuple[ToolCallRequest, Callable[[Res
         return replace(result, update={**result.update, "messages": marked})
 
     return watched, mark
+
+
+def refused_result(request: ToolCallRequest) -> ToolMessage:
+    """The result of a call that is not made, since the run that would make it is refused: the model may propose it again."""
+    call = request.tool_call
+    said = ToolMessage(
+        "This call was not made: the run that went on with it was refused.",
+        tool_call_id=call["id"],
+        name=call["name"],
+        status="error",
+    )
+    return mark_executed(said, call, {**call, "name": f"{ANSWERED}{call['name']}"})
 
 
 def _with(callbacks: Callbacks, listener: _Listener) -> Callbacks:

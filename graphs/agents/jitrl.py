@@ -56,8 +56,8 @@ from .learner import LearnerOptions, LearningMiddleware
 from .lift import MOST_ITEM_CHARS
 from .rated_acts import NEWEST
 from .samples import ask_for_samples, log_probability
+from .scope_memories import MANY_TO_READ, ScopeMemory
 from .scope_values import ScopeValue
-from .scopes import MANY_TO_READ, ScopeMemory
 from .status import LearnerStatus
 from .tool_decisions import (
     DecisionForm,
@@ -205,11 +205,12 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         """The state of this learner in a scope; also how often memory changed a decision, and what became of it."""
         conversations = self._conversations(scope)
         rewards: dict[bool, list[float]] = {True: [], False: []}
+        ratings = {one.id: one.ratings for one in conversations.feedback.all()}
         changes = decisions = 0
         for talk in conversations.turns.all():
             taken = [bool(entry["changed"]) for turn in talk.turns for entry in turn.advice if entry.get("decision")]
             changes, decisions = changes + sum(taken), decisions + len(taken)
-            rewards[any(taken)] += [one.reward for one in conversations.ratings(talk.id) if one.reward is not None and taken]
+            rewards[any(taken)] += [one.reward for one in ratings.get(talk.id, ()) if one.reward is not None and taken]
         earned = {changed: f"{sum(found) / len(found):.2f}" if found else "nothing yet" for changed, found in rewards.items()}
         note = f"memory changed {changes or 'none'} of {plural(decisions, 'decision')}"
         note += f": these conversations earned {earned[True]} on average, the others {earned[False]}" if changes else ""
@@ -299,15 +300,7 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         forms: Mapping[str, DecisionForm],
         memory: DecisionMemory,
     ) -> dict[str, Any]:
-        """The channels of JitRL's graph after `choose`, with the forms of all decisions that could be taken here.
-
-        Args:
-            state: what was recalled, the model's first decision, and how often it may still be changed in this turn.
-            arguments: tool -> those of its call in this conversation.
-            logits: the logit of each decision that the model could take.
-            forms: the forms of these decisions.
-            memory: the returns of past decisions.
-        """
+        """The channels of JitRL's graph after `choose`, with the forms of all decisions that could be taken here."""
         nodes, first = state["nodes"], state["first"]
         forms = dict(forms) | self._open_forms(state["neighbours"], arguments)
         state["neighbours"] = [one for one in state["neighbours"] if one.action in forms]

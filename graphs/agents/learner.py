@@ -13,13 +13,11 @@ What cannot be consulted does not stop an agent: where memory fails, it answers 
 say whose memory is meant is an error (`ScopeError`).
 """
 
-import asyncio
 import inspect
 import logging
 import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
@@ -34,6 +32,7 @@ from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemM
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 from langgraph.config import get_config
+from langgraph.errors import GraphBubbleUp
 from langgraph.store.base import BaseStore
 from langgraph.types import Command
 
@@ -62,18 +61,13 @@ from .consultation import (
     HandedTurns,
     PendingCall,
     Place,
-    aanswer_all,
-    ainvoke,
-    answer_all,
-    gather_awaited,
-    invoke,
     model_response,
     record_for_all,
     recorder_of,
     sent_beside,
     turn_id,
 )
-from .executed_calls import find_caller, name_caller, watch_call
+from .executed_calls import find_caller, name_caller, refused_result, watch_call
 from .given_advice import (
     AdvicePlace,
     AdvisedPrompts,
@@ -84,9 +78,12 @@ from .given_advice import (
     without_forged_advice,
 )
 from .reward_sources import RewardSource, describe_source, read_reward
+from .scope_memories import Index
 from .scope_values import AgentScope, ScopeError, ScopeValue, find_tenants, label_values
-from .scopes import Index, ScopedLearner, ScopeOptions, rate_agents
+from .scopes import ScopedLearner, ScopeOptions
 from .status import LearnerStatus
+from .team_ratings import rate_agents
+from .waiting import AwaitedWaits, Waits, finish
 
 __all__ = ["LearnerOptions", "LearningMiddleware", "LearningState", "rate_agents"]
 
@@ -237,46 +234,31 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:
         """Ask the model with the method's advice."""
-        request = self._defused(request)
-        with self._at_work(request):
-            if not isinstance(run := self._open(request), OpenConsultation):
-                found = self._without_advice(request, handler(request), run)
-                if run is None:  # its memory is being read
-                    self._record_so_far(request, found, HandedTurns())
-                return found
-            handed = HandedTurns()
-            try:
-                with record_for_all(self._key(run.place), handed):
-                    while isinstance(asks := run.asks, PendingCall):
-                        run.go_on(invoke(asks) if asks.runnable is not None else answer_all(run.prompts.advise(asks), handler))
-                    found = self._finish(run, run.answer or handler(request))
-            except Exception:
-                self._record_so_far(request, None, handed)
-                raise
-            self._record_so_far(request, found, handed)
-            return found
+        return finish(self.call_model(request, Waits(handler)))
 
     async def awrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[Any]]) -> Any:
-        """Ask the model with the method's advice, in an agent that is awaited."""
+        """As `wrap_model_call`, in an agent that is awaited."""
+        return await self.call_model(request, AwaitedWaits(handler))
+
+    async def call_model(self, request: ModelRequest[Any], waits: Waits) -> Any:
+        """Ask the model with the method's advice."""
         request = self._defused(request)
         with self._at_work(request):
-            if not isinstance(run := await asyncio.to_thread(self._open, request), OpenConsultation):
-                found = self._without_advice(request, await handler(request), run)
-                if run is None:
-                    await asyncio.to_thread(self._record_so_far, request, found, HandedTurns())
+            if not isinstance(run := await waits.call(self._open, request), OpenConsultation):
+                found = self._without_advice(request, await waits.answer(request), run)
+                if run is None:  # its memory is being read
+                    await waits.call(self._record_so_far, request, found, HandedTurns())
                 return found
             handed = HandedTurns()
             try:
                 with record_for_all(self._key(run.place), handed):
                     while isinstance(asks := run.asks, PendingCall):
-                        is_own = asks.runnable is not None
-                        answer = await (ainvoke(asks) if is_own else aanswer_all(run.prompts.advise(asks), handler))
-                        await asyncio.to_thread(run.go_on, answer)
-                    found = self._finish(run, run.answer or await handler(request))
+                        await waits.call(run.go_on, await _answer(asks, run, waits))
+                    found = self._finish(run, run.answer or await waits.answer(request))
             except Exception:
-                await asyncio.to_thread(self._record_so_far, request, None, handed)
+                await waits.call(self._record_so_far, request, None, handed)
                 raise
-            await asyncio.to_thread(self._record_so_far, request, found, handed)
+            await waits.call(self._record_so_far, request, found, handed)
             return found
 
     def _defused(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
@@ -285,27 +267,39 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
         """Have the call made, and note which one it was: a person may have changed it."""
-        if self.mode == "off":
-            return handler(request)
-        watched, mark = watch_call(request)
-        with name_caller(request), self._at_work(request):
-            return mark(handler(watched))
+        return finish(self._call_tool(request, Waits(handler)))
 
     async def awrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[Any]]) -> Any:
         """As `wrap_tool_call`, in an agent that is awaited."""
+        return await self._call_tool(request, AwaitedWaits(handler))
+
+    async def _call_tool(self, request: ToolCallRequest, waits: Waits) -> Any:
         if self.mode == "off":
-            return await handler(request)
+            return await waits.answer(request)
+        if self._refusal(
+            request
+        ):  # raised here, it would leave the call to whoever resumes the thread, as the refused run decided
+            return refused_result(request)
         watched, mark = watch_call(request)
         with name_caller(request), self._at_work(request):
-            return mark(await handler(watched))
+            return mark(await waits.answer(watched))
+
+    def _refusal(self, request: ModelRequest[Any] | ToolCallRequest) -> ScopeError | None:
+        """The error of a run of another tenant than its thread's; None: it is of the same."""
+        try:
+            if isinstance(request.state, Mapping) and request.state.get("scope_values"):
+                self._run_scope(request.state, request.runtime)
+        except ScopeError as error:
+            return error
+        return None
 
     @contextmanager
     def _at_work(self, request: ModelRequest[Any] | ToolCallRequest) -> Iterator[None]:
         """Note while a call is made that its turn goes on: feedback that names no turn is about the one before."""
         marks, mark = set[tuple[str, str, object]](), ("", "", object())
         if self.mode != "off":
-            if isinstance(request.state, Mapping) and request.state.get("scope_values"):
-                self._run_scope(request.state, request.runtime)  # a run of another tenant than its thread's runs no tool
+            if (refusal := self._refusal(request)) is not None:
+                raise refusal
             with suppress(Exception):  # whoever records the turn says why it has no place
                 place = self._place(request.state, request.runtime)
                 marks, mark = self._memory(place.scope).at_work, (place.thread, place.turn, object())
@@ -321,18 +315,18 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         Raises:
             ScopeError: the run does not say whose memory is meant.
         """
-        scope = self.find_scope(state, runtime)
-        if (source := self._source_of_turn_before(state, runtime)) is not None:
-            self._rate(state, runtime, *source)
-        return {**scope, **self._find_given(state, runtime)} or None
+        return finish(self.begin_turn(state, runtime, Waits()))
 
     async def abefore_agent(self, state: Any, runtime: Any) -> dict[str, Any] | None:
-        """Rate the turn before, in an agent that is awaited."""
+        """As `before_agent`, in an agent that is awaited."""
+        return await self.begin_turn(state, runtime, AwaitedWaits())
+
+    async def begin_turn(self, state: Any, runtime: Any, waits: Waits) -> dict[str, Any] | None:
+        """As `before_agent`."""
         scope = self.find_scope(state, runtime)
-        if (source := await asyncio.to_thread(self._source_of_turn_before, state, runtime)) is not None:
-            await self._arate(state, runtime, *source)
-        found = await asyncio.to_thread(self._find_given, state, runtime)
-        return {**scope, **found} or None
+        if (source := await waits.call(self._source_of_turn_before, state, runtime)) is not None:
+            await self._rate(state, runtime, *source, waits)
+        return {**scope, **await waits.call(self._find_given, state, runtime)} or None
 
     def find_scope(self, state: Any, runtime: Any, *, begins: bool = True) -> dict[str, Any]:
         """The values of the scope and of the user that the run gives, or its caller's, where the thread does not have them yet.
@@ -375,13 +369,16 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
 
     def after_agent(self, state: Any, runtime: Any) -> None:
         """Record the turn that has ended, and rate it if there is a source of rewards."""
-        if (turn := self._record_end(state, runtime)) and self._reward is not None:
-            self._rate(state, runtime, self._reward, {"turn": turn})
+        finish(self.end_turn(state, runtime, Waits()))
 
     async def aafter_agent(self, state: Any, runtime: Any) -> None:
-        """Record the turn that has ended, in an agent that is awaited."""
-        if (turn := await asyncio.to_thread(self._record_end, state, runtime)) and self._reward is not None:
-            await self._arate(state, runtime, self._reward, {"turn": turn})
+        """As `after_agent`, in an agent that is awaited."""
+        await self.end_turn(state, runtime, AwaitedWaits())
+
+    async def end_turn(self, state: Any, runtime: Any, waits: Waits) -> None:
+        """As `after_agent`."""
+        if (turn := await waits.call(self._record_end, state, runtime)) and self._reward is not None:
+            await self._rate(state, runtime, self._reward, {"turn": turn}, waits)
 
     def _open(self, request: ModelRequest[Any]) -> OpenConsultation | Exception | None:
         """Look into memory for a model call, up to the first thing that the method waits for; the error of that, or None where memory
@@ -481,25 +478,13 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             self._note_failure(state, runtime, "the turn before was not rated, since it cannot be read", error)
             return None
 
-    def _rate(self, state: Any, runtime: Any, source: RewardSource, about: RatingOptions) -> None:
+    async def _rate(self, state: Any, runtime: Any, source: RewardSource, about: RatingOptions, waits: Waits) -> None:
         """Rate a recorded turn by what a source says; one that says nothing leaves it without a reward."""
         what = f"a turn was not rated by {describe_source(source)}"
         try:
-            said = source(state["messages"])
-            if inspect.isawaitable(said):
-                with ThreadPoolExecutor(1) as thread:  # this one may be busy with a loop of its own
-                    said = thread.submit(asyncio.run, gather_awaited(said)).result()
-            self._keep_rating(state, runtime, source, about, said, what)
-        except Exception as error:
-            self._note_failure(state, runtime, what, error)
-
-    async def _arate(self, state: Any, runtime: Any, source: RewardSource, about: RatingOptions) -> None:
-        """As `_rate`, in an agent that is awaited: a source that is awaited runs in its loop, another one in a thread."""
-        what = f"a turn was not rated by {describe_source(source)}"
-        try:
-            said = await asyncio.to_thread(source, state["messages"])
-            said = await said if inspect.isawaitable(said) else said
-            await asyncio.to_thread(self._keep_rating, state, runtime, source, about, said, what)
+            said = await waits.call(source, state["messages"])
+            said = await waits.outcome(said) if inspect.isawaitable(said) else said
+            await waits.call(self._keep_rating, state, runtime, source, about, said, what)
         except Exception as error:
             self._note_failure(state, runtime, what, error)
 
@@ -552,13 +537,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             self._note_failure_of(place.scope, "a turn was not rated by its reviewer", error)
 
     def _record_so_far(self, request: ModelRequest[Any], found: Any, handed: HandedTurns) -> None:
-        """Record a turn that goes on after a reply, or that has failed (None): it may never come to its end.
-
-        Args:
-            request: of the model call.
-            found: what came of it.
-            handed: the turn as learners within this call have it, which is written with it. The learner around it does that for all.
-        """
+        """Record a turn that goes on after a reply, or that has failed (None): it may never come to its end."""
         replies = [] if found is None else model_response(found).result
         ends = found is not None and not any(isinstance(one, AIMessage) and one.tool_calls for one in replies)
         if ends or self.mode == "off":  # what ends here is recorded as a whole
@@ -663,15 +642,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
     def _record_left(
         self, messages: Sequence[AnyMessage], place: Place, reply: str, later: int, keep: Callable[..., Any]
     ) -> None:
-        """Record a turn anew whose calls waited for a person when the user went on: they were never made.
-
-        Args:
-            messages: that the agent has.
-            place: of the run.
-            reply: id of the message with the calls.
-            later: the number of steps after it.
-            keep: records a turn.
-        """
+        """Record a turn anew whose calls waited for a person when the user went on: they were never made."""
         known, ids = self._memory(place.scope).conversations.turns.get(place.thread), [str(one.id) for one in messages]
         for one in known.turns if known else ():
             if one.replies[-1:] == (reply,) and one.replies[0] in ids:  # else a summary has taken its beginning
@@ -692,11 +663,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         self._memory(scope).note_failure(what, f"{type(error).__name__}: {error}")
 
     def _run_scope(self, state: Any, runtime: Any) -> tuple[str, ...]:
-        """The labels of the memory that a run works with.
-
-        Raises:
-            ScopeError: the run does not say whose it is.
-        """
+        """The labels of the memory that a run works with."""
         self.agent.read_run(runtime, get_config().get("metadata") or {})
         values = self._values_of_run(self.scope, state, runtime)
         if values and not any("=" in one for one in values) and not self._left_out:
@@ -733,11 +700,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
 
     def _values_of_run(self, names: AgentScope, state: Any, runtime: Any, *, begins: bool = False) -> tuple[str, ...]:
         """The labels for a run, with the values of the calling agent, else of the thread before, for what the run does not give; where no
-        new message begins a turn, as in a resume, with what the turn holds (`AgentScope.is_held`).
-
-        Raises:
-            ScopeError: as of `find_scope`.
-        """
+        new message begins a turn, as in a resume, with what the turn holds (`AgentScope.is_held`)."""
         known, caller = state.get("scope_values") or {}, find_caller().scope
         all_known = {**known, **caller}
         labels = names.of_run(runtime, get_config().get("configurable", {}), all_known, caller if begins else all_known)
@@ -768,6 +731,20 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         if humans and is_summary(humans[-1]) and (known := self._memory(scope).conversations.turns_at_hand(str(thread))):
             turn = known[-1].id
         return Place(str(thread), scope, turn, len(humans) - 1, Task(task, goal), calls, user)
+
+
+async def _answer(asked: PendingCall, run: OpenConsultation, waits: Waits) -> Any:
+    """The answer to what a method waits for; its error, where the method may catch it."""
+    try:
+        if asked.runnable is not None:
+            return await waits.output(asked.runnable, asked.input)
+        return list(map(model_response, await waits.answers(run.prompts.advise(asked).requests)))
+    except GraphBubbleUp:
+        raise
+    except Exception as error:
+        if asked.runnable is None and not asked.may_fail:
+            raise
+        return error
 
 
 list_options(LearnerOptions, LearningMiddleware.__mro__)

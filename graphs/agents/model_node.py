@@ -21,6 +21,7 @@ from ...memory.conversations.messages import last_user_message
 from ...memory.errors import UserError
 from .consultation import BRANCH_OF, model_response
 from .given_advice import keep_given, keep_last_turn
+from .waiting import AwaitedWaits, Waits, finish
 
 __all__ = ["model_node"]
 
@@ -78,23 +79,20 @@ def model_node(
         update = _marked({**made, "learning": entries}, learner.agent.node_name)
         return {**update, messages_key: replies}, None if goes_on else last
 
-    def call(state: Any) -> dict[str, Any]:
+    async def work(state: Any, waits: Waits) -> dict[str, Any]:
         request = begin(state)
         if (first := opening(learner, request)) is not None:
-            learner.before_agent(first, request.runtime)
-        update, last = end(request.state, learner.wrap_model_call(request, _ask))
+            await learner.begin_turn(first, request.runtime, waits)
+        update, last = end(request.state, await learner.call_model(request, waits))
         if last is not None:
-            learner.after_agent(last, request.runtime)
+            await learner.end_turn(last, request.runtime, waits)
         return update
 
+    def call(state: Any) -> dict[str, Any]:
+        return finish(work(state, Waits(_ask)))
+
     async def acall(state: Any) -> dict[str, Any]:
-        request = begin(state)
-        if (first := opening(learner, request)) is not None:
-            await learner.abefore_agent(first, request.runtime)
-        update, last = end(request.state, await learner.awrap_model_call(request, _aask))
-        if last is not None:
-            await learner.aafter_agent(last, request.runtime)
-        return update
+        return await work(state, AwaitedWaits(_aask))
 
     return RunnableLambda(call, afunc=acall)
 
@@ -120,21 +118,19 @@ def _named_tools(model: Any, tools: Sequence[Any]) -> list[Any]:
 def end_node(learner: Any, messages_key: str) -> Runnable[Any, dict[str, Any]]:
     """The node that ends the turn of a learner's nodes, unless a reply has ended it already."""
 
-    def last_state(state: Any) -> dict[str, Any] | None:
+    async def work(state: Any, waits: Waits) -> dict[str, Any]:
         state = learner.kept_threads.added_to(read_state(state, messages_key))
         messages = learner.agent.own_messages(state["messages"])
         said = [one for one in messages[last_user_message(messages) :] if isinstance(one, AIMessage)]
-        return state if said and said[-1].tool_calls else None
+        if said and said[-1].tool_calls:
+            await learner.end_turn(state, find_runtime(), waits)
+        return {}
 
     def call(state: Any) -> dict[str, Any]:
-        if (last := last_state(state)) is not None:
-            learner.after_agent(last, find_runtime())
-        return {}
+        return finish(work(state, Waits()))
 
     async def acall(state: Any) -> dict[str, Any]:
-        if (last := last_state(state)) is not None:
-            await learner.aafter_agent(last, find_runtime())
-        return {}
+        return await work(state, AwaitedWaits())
 
     return RunnableLambda(call, afunc=acall)
 

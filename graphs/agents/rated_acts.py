@@ -17,7 +17,10 @@ __all__ = ["Evidence", "RatedActs"]
 CLEAR = 2.0
 """Standard errors between the ratings against a lesson and the ratings for it, if both were equally likely."""
 NEWEST = 8
-"""Newest ratings of an act that count for its lessons and its value, so that these follow a truth that changes."""
+"""Newest ratings of an act that count for its lessons and its value, and steps that a strategist reads, so that these follow a truth
+that changes."""
+MOST_ALIKE = 64
+"""Conversations most like the present one, of which the best that are not outdated are shown."""
 LAST, MOST_AGAINST = 5, 3
 """Newest ratings of an act, and how many of these may be against an attempt that is shown."""
 MOST_READ = 50

@@ -9,28 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
-import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Protocol, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypedDict, TypeVar, Unpack
 from urllib.parse import unquote
 from uuid import UUID
-from weakref import WeakValueDictionary
 
 from langchain_core.messages import AnyMessage
 from langgraph.store.base import BaseStore
 
-from ...memory.attempts.trajectories import is_rewarded
-from ...memory.conversations import write_queue
 from ...memory.conversations.messages import StateKey, goal_and_last_turn
-from ...memory.conversations.origins import WITHHELD
 from ...memory.conversations.recorded import ConversationSource
 from ...memory.conversations.screen import Screen
 from ...memory.conversations.store import ConversationStore, RatingOptions, clean_text
@@ -38,20 +30,16 @@ from ...memory.conversations.turns import (
     CONTINUED,
     Conversation,
     Rating,
-    Turn,
     asked_text,
-    finite_reward,
+    find_turn,
     is_asked,
     only_thread,
+    turns_held,
     turns_left,
-    turns_meant,
-    turns_of_run,
     turns_rated,
-    turns_under,
 )
 from ...memory.display import short
 from ...memory.errors import Unavailable, UserError, did_you_mean, plural
-from ...memory.records import Trajectory
 from ...memory.telemetry import memory_names, span
 from ...nodes.arguments import Amount, ArgumentCheck, Range, checks_arguments, list_options
 from ...nodes.retrieve.user_share import are_enough, within_share
@@ -59,124 +47,32 @@ from .agent_identity import AgentIdentity, unknown_tools
 from .erasure import check_written, comparisons_with, erase_comparisons, erase_scope, find_scopes
 from .executed_calls import find_caller
 from .intake import Admitted, ImportReport, Intake, days_before, write_lift
-from .lift import Lift, TrialLedger, TrialPlan, TrialShare, measure_lift, retirement, unrated_draws
+from .lift import Lift, TrialPlan, TrialShare, measure_lift, retirement
 from .reward_sources import RewardScale, RewardSource, rating_text
+from .scope_memories import Index, ScopeMemories, ScopeMemory
 from .scope_values import ROOT, AgentScope, ScopeError, ScopeValue, ThreadId, scope_of
 from .status import LET_IN, LearnerStatus
 
 if TYPE_CHECKING:
     from .consultation import Place
 
-__all__ = ["MemoryIndex", "ScopeMemory", "ScopedLearner"]
+__all__ = ["ScopedLearner"]
 
 Mode = Literal["guide", "observe", "off"]
 """`guide`: records and advises. `observe`: records, and gives no advice: the control arm. `off`: neither."""
 LOG = logging.getLogger(__name__)
-CONSULTATIONS_BEFORE_WARNING = 50
-"""Model calls without anything recalled after which the log says so."""
 DEFAULT_SCREEN, NO_SCREEN = Screen(), Screen(redacts=False, finds_instructions=False)
-REFRESH_IN_TURN = 60.0
-"""Seconds after which a turn that goes on looks for what other processes have learned: one memory serves all calls of a short one."""
-MANY_TO_READ = 2_000
-"""Conversations from which on a memory is read behind the user's back: to read so many takes less than half a second."""
-OPENING_PATIENCE = 0.3
-"""Seconds that a first call waits for such a memory."""
 MOST_SHARED = 200
 """Conversations that are recalled where users share, for the few that are shown."""
 LOOK_BACK_DAYS = 7.0
 """Days before the last import that the next one reads again."""
 MOST_LINE_CHARS = 300
 """Characters of a line in an account of a thread."""
-MAX_SCOPES = 1_000
-"""Scopes whose memories are held open at once; the least recently used is closed."""
 
 
-class MemoryIndex(Protocol):
-    """A method's memory of one scope."""
-
-    def add(self, trajectory: Trajectory, /) -> None:
-        """Take in a rated stretch of a conversation; one with a known id takes the place of the former."""
-
-
-Index = TypeVar("Index", bound=MemoryIndex)
 Item = TypeVar("Item")
-
-
 FAILED = " failed"
 """The end of a source of a section that was a failure when the section was given."""
-
-
-@dataclass
-class ScopeMemory(Generic[Index]):
-    """The conversations of a scope, and the method's memory of them."""
-
-    conversations: ConversationStore
-    index: Index
-    seen: dict[str, int] | None = None
-    """The changes that the memory holds."""
-    looked: float = -1e9
-    """Time of the last look for changes."""
-    outcomes: dict[str, bool | None] = field(default_factory=dict)
-    """Id of each trajectory that it holds -> whether it was a success; None: nobody has said so."""
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    consulted: int = 0
-    """Model calls for which this process looked into it."""
-    recalled: int = 0
-    """Model calls of these with something recalled, and with room to show it."""
-    unshown: int = 0
-    """The ones for which `max_added_tokens` had no room for any of it."""
-    failures: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """What failed here -> how often, and the reason at the last time."""
-    left_out: int = 0
-    """Of these, the ones for which `max_added_tokens` had no room for all of it."""
-    ledger: TrialLedger = field(default_factory=lambda: TrialLedger(""))
-    """The trials of its items, where the learner draws any."""
-    nearest: float | None = None
-    """The greatest similarity where nothing was alike enough; None: not measured."""
-    users: dict[str, str] = field(default_factory=dict)
-    """Id of a trajectory -> its user."""
-    early: int = 0
-    """Model calls that came before anything was there to be recalled."""
-    alike: int = 0
-    """Times that something was alike where users share."""
-    guarded: int = 0
-    """Of these, the times that too few users had taught it."""
-    open_turns: set[tuple[str, str]] = field(default_factory=set)
-    """Thread and turn of those that this process has begun to record, and not ended."""
-    at_work: set[tuple[str, str, object]] = field(default_factory=set)
-    """Thread and turn of each call of a model or a tool that is made now in this process."""
-    withheld: dict[str, set[str]] = field(default_factory=dict)
-    """Tool -> ids of trajectories that have its results without their words."""
-    opening: Future[Any] | None = None
-    """A reading of it behind a user's back."""
-    agent_model: Any = None
-    """The model of the agent's last call in this scope, the critic where none is given: those of other tenants may differ."""
-
-    def note_failure(self, what: str, reason: str) -> None:
-        """Count a failure."""
-        self.failures[what] = self.failures.get(what, (0, ""))[0] + 1, reason
-
-    def tally(self, entry: Mapping[str, Any]) -> None:
-        """Count a consultation by its record. Where nothing is recalled again and again, the log says so once.
-
-        A call of the model for which the method asks no memory (`consulted` is False), as JitRL where it is no decision, is none.
-        """
-        if "failed" in entry:
-            self.note_failure("memory could not be consulted, and the agent answered without advice", entry["failed"])
-        if "failed" in entry or not entry.get("consulted", True):
-            return
-        has_room = "left_out" not in entry
-        is_shown = has_room or entry.get("added_tokens", 0) > 0
-        self.consulted, self.early = self.consulted + 1, self.early + (not getattr(self.index, "reflections", self.outcomes))
-        self.recalled += bool(entry["recalled"] or not has_room) and is_shown
-        self.left_out, self.unshown = self.left_out + (not has_room), self.unshown + (not is_shown)
-        if "unwritten" in entry:
-            self.note_failure("no advice was written (another strategist= may do better)", entry["unwritten"])
-        if (near := entry.get("nearest")) is not None:
-            self.nearest = max(near, self.nearest or 0.0)
-        if self.consulted == CONSULTATIONS_BEFORE_WARNING and not self.recalled + self.unshown:
-            words = "%s: nothing was recalled for the first %d model calls of %s; status() says why"
-            LOG.warning(words, entry["method"], self.consulted, "/".join(self.conversations.scope))
 
 
 class ScopeOptions(TypedDict, total=False):
@@ -199,7 +95,7 @@ class ScopeOptions(TypedDict, total=False):
     max_user_share: float
 
 
-class ScopedLearner(ArgumentCheck, Generic[Index]):
+class ScopedLearner(ArgumentCheck, ScopeMemories[Index]):
     """Conversations by scope, their feedback, and a method's memory of each scope.
 
     Args:
@@ -237,8 +133,6 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         UserError: an argument is not what it may be.
     """
 
-    method: ClassVar[str] = ""
-    """Name of the method in records."""
     needs: ClassVar[str] = ""
     """What a conversation takes to be recalled beside feedback of any kind."""
     remedy: ClassVar[str] = LearnerStatus.remedy
@@ -254,35 +148,22 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         given: Any = options
         get = given.get
         self.mode: Mode = get("mode", "guide")
-        self.agent, self.scope = AgentIdentity(store, get("name")), AgentScope(get("scope", ("tenant?",)))
+        self.scope = AgentScope(get("scope", ("tenant?",)))
         if not 0 < (share := get("max_user_share", 0.25)) <= 1:
             raise UserError(f"max_user_share is the share of one user in what others are shown, in (0, 1]; got {share}")
         self.user = AgentScope((user,) if (user := get("user", "")) else (), "user")
-        self.max_user_share, self.refresh_seconds = float(share), float(get("refresh_seconds", 1.0))
-        self.rewards = RewardScale(get("reward_range"))
-        self.plan = TrialPlan(get("control", 0.0), get("holdout", 0.0), get("min_lift"))
+        self.max_user_share, self.rewards = float(share), RewardScale(get("reward_range"))
+        plan = TrialPlan(get("control", 0.0), get("holdout", 0.0), get("min_lift"))
+        agent = AgentIdentity(store, get("name"))
+        ScopeMemories.__init__(self, agent, plan, float(get("refresh_seconds", 1.0)), get("hold", False))
         methods = (self.feedback, self.retract, self.quarantine, self.rank, self.forget, self.import_conversations)
         if taken := {one for method in methods for one in _arguments(method)} & {*self.scope.names, *self.user.names}:
             raise UserError(
                 f"scope= and user= cannot name {min(taken)!r}, an argument of feedback() and its like: rename the run's value"
             )
-        self._task, self._hold = get("task"), get("hold", False)
+        self._task = get("task")
         self.screen: Screen = get("screen", DEFAULT_SCREEN) or NO_SCREEN
         self.state_key, self._raters = self.screen.state_key(get("state_key", goal_and_last_turn)), get("raters")
-        self._scopes: OrderedDict[tuple[str, ...], ScopeMemory[Index]] = OrderedDict()
-        self._stores: WeakValueDictionary[tuple[str, ...], ConversationStore] = WeakValueDictionary()
-        self._lock = threading.Lock()
-
-    def make_index(self) -> Index:
-        """An empty memory for a scope."""
-        raise NotImplementedError
-
-    def adapt(self, trajectory: Trajectory) -> Trajectory | None:
-        """The form in which this method remembers a rated stretch; None: not at all."""
-        return trajectory
-
-    def prepare(self, memory: ScopeMemory[Index]) -> None:
-        """Do ahead what the first question to a memory that was read would wait for."""
 
     def mark_sources(self, memory: ScopeMemory[Index], ids: Sequence[str]) -> list[str]:
         """The sources of a section, as `are_known` asks for them: here ids of trajectories, those of failures with a mark."""
@@ -328,9 +209,9 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         """
         asked = {"run_id": None if run_id is None else str(run_id), "message_id": message_id}
         try:
-            kept, thread = self._find_thread(thread_id, scope, self.feedback, **asked)
+            kept, thread, talk = self._find_talk(thread_id, scope, self.feedback, **asked)
             if asked == dict.fromkeys(asked):
-                asked |= self._turn_meant(kept, thread, self._split_user(scope)[1])
+                asked |= self._turn_meant(kept, thread, self._split_user(scope)[1], talk)
             return self._take_rating(kept.scope, thread, reward, text, source, datetime.now(UTC).isoformat(), **asked)
         except Unavailable as away:
             raise Unavailable(f"feedback was not kept: {away}; give it again, also if it was: it counts once") from away
@@ -341,11 +222,11 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
                 f"feedback was not kept: {type(error).__name__}: {error}; give it again: it counts once"
             ) from error
 
-    def _turn_meant(self, kept: ConversationStore, thread: str, user: str) -> dict[str, str | None]:
+    def _turn_meant(self, kept: ConversationStore, thread: str, user: str, talk: Conversation | None) -> dict[str, str | None]:
         """Find the turn that feedback on a thread is about: the last one before those that are at work; empty: the last recorded one.
         In a thread that users share, it is a reply of the user's own last turn, which is rated alone."""
         working = self._turns_at_work(kept.scope, thread)
-        talk = kept.latest(thread) if user or working else None
+        talk = kept.latest(thread) if working and not user else talk
         if talk is None:
             return {}
         is_shared = bool(user and talk.users - {user})
@@ -413,10 +294,10 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
             UserError: the thread or the run is unknown, or the turn has no rating of this source.
         """
         asked = {"run_id": None if run_id is None else str(run_id), "message_id": message_id}
-        kept, thread = self._find_thread(thread_id, scope, self.retract, **asked)
+        kept, thread, talk = self._find_talk(thread_id, scope, self.retract, **asked)
         self.check_source(source)
         if asked == dict.fromkeys(asked):
-            asked["message_id"] = self._turn_meant(kept, thread, self._split_user(scope)[1]).get("message_id")
+            asked["message_id"] = self._turn_meant(kept, thread, self._split_user(scope)[1], talk).get("message_id")
         groups = comparisons_with(kept, [thread])
         gone = kept.retract(thread, source=source, **asked)
         self.erase_lessons(kept.scope, groups)
@@ -438,8 +319,10 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         """
         conversations = self._memory(labels).conversations
         asked = {"turn": more.get("turn"), "run_id": more.get("run_id"), "message_id": more.get("message_id")}
-        turn = conversations.find_turn(thread, **asked)
-        with span("upsert_memory", memory_names(labels, thread), [turn.traceparent]) as traced:
+        origins = (
+            find_turn(conversations.conversation(thread), **asked).traceparent for _ in "1"
+        )  # read only where somebody traces
+        with span("upsert_memory", memory_names(labels, thread), origins) as traced:
             why = found.reason if text and (found := self.screen.suspicion(text)) is not None else ""
             words = text and self.screen.redact(text)
             rate = partial(conversations.rate, thread, reward, words, unlearned=why, **more)
@@ -684,8 +567,8 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         if any(one.unlearned for one in ratings):
             lines.append(f"words of its feedback are not learned; release({thread_id!r}) lets them in")
         if (kept_out := kept.quarantines.get(thread)) is not None and not kept_out.released:
-            held = turns_under(talk, kept_out.of)
-            where = f"turn {min(map(numbered.__getitem__, held))} and what followed" if held else "it"
+            start = min(map(numbered.__getitem__, turns_held(talk, kept_out)), default=0)
+            where = f"turn {start} and what followed" if kept_out.of and start else "it"
             lines.append(f"nothing is learned from {where}: {kept_out.reason}; release({thread_id!r}) lets it in")
         return "\n".join(short(line, MOST_LINE_CHARS) for line in lines)
 
@@ -840,24 +723,22 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
         return {name: value for name, value in scope.items() if name not in beside}, user
 
     def _find_thread(
-        self, thread: ThreadId | None, scope: Mapping[str, Any], method: Callable[..., Any] | None = None, **asked: str | None
+        self, thread: ThreadId, scope: Mapping[str, Any], method: Callable[..., Any]
     ) -> tuple[ConversationStore, str]:
-        """The conversations of a scope, and the id of the thread there that is meant.
+        """As `_find_talk`, without the conversation."""
+        return self._find_talk(thread, scope, method)[:2]
 
-        Args:
-            thread: its id; None: that of the run or the reply that is asked for, or the only one.
-            scope: the values that a method was given, with the user's where `user=` names it.
-            method: the one that was given them.
-
-        Raises:
-            UserError: the thread is another user's, or not known where it is None.
-        """
+    def _find_talk(
+        self, thread: ThreadId | None, scope: Mapping[str, Any], method: Callable[..., Any], **asked: str | None
+    ) -> tuple[ConversationStore, str, Conversation | None]:
+        """The conversations of a scope, the id of the thread there that is meant (None: that of the run or the reply, or the only one), and
+        where a user asks, its conversation; raises UserError where it is another user's."""
         own, user = self._split_user(scope)
         kept = self._memory(self._labels(own, method, thread)).conversations
-        id = kept.find_thread(**asked) if thread is None else str(thread)
-        if user and (talk := kept.latest(id)) is not None:
+        id = only_thread(kept.turns.all(), "/".join(kept.scope), **asked) if thread is None else str(thread)
+        if (talk := kept.latest(id) if user else None) is not None:
             self._check_user(talk, user, **asked)
-        return kept, id
+        return kept, id, talk
 
     def _check_user(self, talk: Conversation, user: str, **asked: str | None) -> None:
         """Raise `UserError` if a conversation, or the turn in it that is asked for, is of others than this user, as of `_split_user`."""
@@ -902,147 +783,6 @@ class ScopedLearner(ArgumentCheck, Generic[Index]):
     def _labels_of(self, scope: tuple[str, ...]) -> tuple[str, ...]:
         return (ROOT, self.agent.label(), *scope)
 
-    def _memory(self, scope: tuple[str, ...]) -> ScopeMemory[Index]:
-        with self._lock:
-            if scope not in self._scopes:
-                # A thread may still write to a scope that was closed: two stores of one scope would write over each other.
-                if (store := self._stores.get(scope)) is None:
-                    hold = partial(self._reason_to_hold, scope)
-                    store = ConversationStore(self.agent.store, scope, hold, self.agent.queue.shared)
-                    self._stores[scope] = store
-                self._scopes[scope] = ScopeMemory(store, self.make_index())
-                while len(self._scopes) > MAX_SCOPES:
-                    self._scopes.popitem(last=False)
-            self._scopes.move_to_end(scope)
-            return self._scopes[scope]
-
-    def _reason_to_hold(self, scope: tuple[str, ...], conversation: Conversation) -> str:
-        try:
-            return "it waits until it is released" if (self._hold(conversation) if callable(self._hold) else self._hold) else ""
-        except Exception as error:  # the app's function, and what it did not let pass is not learned from
-            why = f"{type(error).__name__}: {error}"
-            LOG.warning("%s: hold= failed for conversation %s: %s", self.method, conversation.id, why)
-            self._memory(scope).note_failure("a conversation is held, since hold= failed", why)
-            return f"it waits until it is released, since hold= failed: {why}"
-
-    def _rebuild_indexes(self) -> None:
-        """Make all memories anew when they are used next."""
-        with self._lock:
-            for memory in self._scopes.values():
-                memory.seen = None
-
-    def _opened(self, scope: tuple[str, ...], thread: str, *, goes_on: bool) -> ScopeMemory[Index] | None:
-        """As `_refreshed`, for a call that a user waits for; None while a large memory is still being read, behind his back.
-
-        Where the store is slow, it is the memory as it was, or None where it was never read.
-        """
-        memory, queue = self._memory(scope), self.agent.queue
-        if memory.opening is None or memory.opening.done():
-            if self._is_fresh(memory, goes_on) and self.agent.is_compared:
-                return memory
-
-            def look() -> ScopeMemory[Index] | None:
-                self.agent.compare_tools()
-                return self._look(scope, thread, goes_on=goes_on, may_wait=False)
-
-            looked: Future[ScopeMemory[Index] | None] = queue.read(look)
-            memory.opening = looked
-            if queue.is_late(looked, write_queue.STORE_PATIENCE):
-                what = "the store was slow, and the agent answered with what memory had before, or without"
-                memory.note_failure(what, f"an answer that took more than {write_queue.STORE_PATIENCE:g} seconds")
-                LOG.warning("%s: %s", self.method, what)
-            elif (found := looked.result()) is not None:
-                return found
-            else:
-                opening = memory.opening = queue.read(partial(self._read_now, scope))
-                wait([opening], OPENING_PATIENCE)
-                if opening.done():
-                    return self._refreshed(scope, thread, goes_on=goes_on)
-                words = (
-                    "%s: the memory of %s is being read: until it is, the agent answers without advice; memory() opens it ahead"
-                )
-                LOG.warning(words, self.method, "/".join(scope))
-        return memory if memory.seen is not None else None
-
-    def _is_fresh(self, memory: ScopeMemory[Index], goes_on: bool) -> bool:
-        """True if a memory has all that it must have of what was learned until now."""
-        patience = max(self.refresh_seconds, REFRESH_IN_TURN) if goes_on else self.refresh_seconds
-        is_due = time.monotonic() - memory.looked >= patience or memory.conversations.has_news
-        return memory.seen is not None and not is_due
-
-    def _read_all(self, scope: tuple[str, ...]) -> ScopeMemory[Index]:
-        if (opening := self._memory(scope).opening) is not None:
-            wait([opening])
-        return self._read_now(scope)
-
-    def _read_now(self, scope: tuple[str, ...]) -> ScopeMemory[Index]:
-        memory = self._refreshed(scope)
-        self.prepare(memory)
-        return memory
-
-    def _refreshed(self, scope: tuple[str, ...], thread: str = "", *, goes_on: bool = False) -> ScopeMemory[Index]:
-        """As `_look`, however long it takes, and with what others have learned until now."""
-        self._memory(scope).conversations.has_news = True
-        found = self._look(scope, thread, goes_on=goes_on, may_wait=True)
-        assert found is not None
-        return found
-
-    def _look(self, scope: tuple[str, ...], thread: str, *, goes_on: bool, may_wait: bool) -> ScopeMemory[Index] | None:
-        """The memory of a scope, with what was learned since the last look.
-
-        Args:
-            scope: its labels.
-            thread: one whose turn begins or goes on.
-            goes_on: whether it goes on: then memory may be as old as `REFRESH_IN_TURN` says.
-            may_wait: False: None is returned where more than `MANY_TO_READ` conversations have to be read.
-        """
-        memory = self._memory(scope)
-        with memory.lock:
-            now = time.monotonic()
-            if self._is_fresh(memory, goes_on):
-                return memory
-            memory.conversations.has_news = False
-            changed, seen = memory.conversations.changes(memory.seen, "" if goes_on else thread)
-            changed = self._take_trials(memory, changed)
-            if changed is None:
-                kept = memory.conversations
-                changed = kept.trajectories.all() if may_wait else kept.trajectories.read_few(MANY_TO_READ)
-                if changed is None:
-                    memory.seen = None
-                    return None
-                memory.index = self.make_index()
-                memory.outcomes, memory.withheld = {}, {}
-            memory.seen = seen  # only now: a store that failed is read again
-            memory.outcomes |= {one.id: is_rewarded(one) for one in changed}
-            for one in changed:
-                try:
-                    for step in one.transitions:
-                        finite_reward(step.reward or 0.0)
-                    memory.users[one.id] = one.user
-                    for tool in {tool for step in one.transitions for tool in WITHHELD.findall(step.observation)}:
-                        memory.withheld.setdefault(tool, set()).add(one.id)
-                    if one.id not in memory.ledger.retired and (form := self.adapt(one.for_method(self.method))) is not None:
-                        memory.index.add(form)
-                except UserError as error:  # one that is damaged must not keep all others from being remembered
-                    LOG.warning("%s: %s is left out of memory: %s", self.method, one.id, error)
-            memory.looked = now
-        return memory
-
-    def _take_trials(self, memory: ScopeMemory[Index], changed: list[Trajectory] | None) -> list[Trajectory] | None:
-        """Take in the trials of changed conversations; returns these, or None where all are to be read, since something is retired."""
-        if not self.plan.is_on:
-            return changed
-        if changed is None:
-            memory.ledger = TrialLedger(self.method, self.plan.min_lift)
-            trials = memory.conversations.trials.all()
-        else:
-            threads = dict.fromkeys(one.run for one in changed)
-            found = [memory.conversations.trials.get(f"{self.method}/{thread}") for thread in threads]
-            trials = [one for one in found if one is not None]
-        for row in (retired := memory.ledger.add(trials, partial(unrated_draws, memory.conversations))):
-            LOG.warning("%s: retired %s", self.method, retirement(row))
-        return None if retired else changed
-
 
 list_options(ScopeOptions, ScopedLearner.__mro__)
 
@@ -1050,121 +790,3 @@ list_options(ScopeOptions, ScopedLearner.__mro__)
 def _arguments(method: Callable[..., Any] | None) -> list[str]:
     """The names of a method's own arguments, before the values of the scope."""
     return [*signature(method).parameters][:-1] if method else []
-
-
-_AgentTurns = tuple[ScopedLearner[Any], tuple[str, ...], Conversation, tuple[Rating, ...]]
-
-
-def _kept_of(learner: ScopedLearner[Any], scope: Mapping[str, Any]) -> tuple[ConversationStore, str]:
-    """A learner's conversations by its own values of a scope, and the user among these."""
-    names = (*learner.scope.names, *learner.user.names)
-    own, user = learner._split_user({name: value for name, value in scope.items() if name in names})
-    return learner._memory(learner._labels(own)).conversations, user
-
-
-def _agent_turns(
-    learners: Sequence[ScopedLearner[Any]],
-    thread_id: ThreadId | None,
-    source: str,
-    scope: Mapping[str, Any],
-    **asked: str | None,
-) -> list[_AgentTurns]:
-    """The turns of a thread by agent, each with the labels of its scope and the ratings; without agents that took no part."""
-    known = {name for one in learners for name in (*one.scope.names, *one.user.names)}
-    if unknown := [name for name in scope if name not in known]:
-        raise UserError(
-            f"rate_agents: no learner has {unknown[0]!r} in its scope{did_you_mean(unknown[0], known, 'they have')}"
-        )
-    names = ", ".join(one.agent.name for one in learners) or "(none)"
-    if thread_id is None:
-        talks = [talk for one in learners for talk in _kept_of(one, scope)[0].turns.all()]
-        thread_id = only_thread(talks, f"the memory of {names}", **asked)
-    rows, thread = list[_AgentTurns](), str(thread_id)
-    for one in learners:
-        one.check_source(source)
-        kept, user = _kept_of(one, scope)
-        if (talk := kept.turns.get(thread)) is not None:
-            one._check_user(talk, user, **asked)
-            rows.append((one, kept.scope, talk, kept.ratings(talk.id)))
-    if not rows:
-        raise UserError(f"rate_agents: thread {thread!r} is recorded of none of the agents {names} in this scope")
-    return rows
-
-
-def _ended_turns(rows: list[_AgentTurns]) -> list[_AgentTurns]:
-    """The turns of a thread by agent without those at work, and those called in these; as it was where nothing is at work, or nothing else
-    is recorded."""
-    gone, before = {turn for one, labels, talk, _ in rows for turn in one._turns_at_work(labels, talk.id)}, 0
-
-    def is_gone(turn: Turn) -> bool:
-        return not gone.isdisjoint((turn.id.rstrip(CONTINUED), turn.called_by))
-
-    while len(gone) > before:
-        before = len(gone)
-        gone |= {reply for row in rows for turn in row[2].turns if is_gone(turn) for reply in turn.replies}
-    ended = [
-        (one, labels, replace(talk, turns=tuple(turn for turn in talk.turns if not is_gone(turn))), ratings)
-        for one, labels, talk, ratings in rows
-    ]
-    return [row for row in ended if row[2].turns] or rows if gone else rows
-
-
-@checks_arguments
-def rate_agents(
-    learners: Sequence[ScopedLearner[Any]],
-    thread_id: ThreadId | None = None,
-    *,
-    reward: float | None = None,
-    text: str | None = None,
-    run_id: str | UUID | None = None,
-    message_id: str | None = None,
-    source: str = "user",
-    **scope: ScopeValue,
-) -> dict[str, Rating]:
-    """Rate all agents that took part in a thread since the feedback before this: a supervisor and its sub-agents, say.
-
-    By the thread's id, a rating is about the turns that nobody has rated by themselves; a second one, of a comment after a thumb, about the
-    same turns. Where all turns are rated, and the last run by itself after all others, it is about that run; so is a comment where the last
-    run is rated. Turns that are at work in this process are left out, as by `feedback`.
-
-    Args:
-        learners: of the agents. Each is told its own values of the scope.
-        thread_id: the outer thread's id, which sub-agents have as well. Not given: that of the run or the reply, or the only one.
-        reward: as of `ScopedLearner.feedback`.
-        text: as of `ScopedLearner.feedback`.
-        run_id: id of the outer agent's run: the turns of all agents that it called are rated, and no others.
-        message_id: id of the outer agent's reply under which a thumb stands: the same, each turn by itself.
-        source: who says so.
-        scope: the values of the scopes.
-
-    Returns:
-        Agent's name -> its rating.
-
-    Raises:
-        UserError: none of the agents took part or has the run or the reply, what was said is no feedback, or all turns are rated and it is
-            not known which was the last.
-    """
-    asked = {"run_id": None if run_id is None else str(run_id), "message_id": message_id}
-    rows = _agent_turns(learners, thread_id, source, scope, **asked)
-    at = datetime.now(UTC).isoformat()
-    by_thread, known = message_id is None and run_id is None, rows
-    rows = _ended_turns(rows) if by_thread else rows
-    talks = [talk for _, _, talk, _ in rows]
-    if by_thread:
-        about = turns_meant(talks, [ratings for *_, ratings in rows], has_reward=reward is not None)
-    else:
-        about = [[turn.replies[-1] for turn in turns] for turns in turns_of_run(talks, **asked)]
-    given: dict[str, Any] = {"source": source, "at": at, "of_whole": by_thread}
-    return {
-        one.agent.name: one._take_rating(
-            labels,
-            talk.id,
-            reward,
-            text,
-            message_id=reply,
-            turn=talk.turns[-1].id if rows is not known and reply is None else None,
-            **given,
-        )
-        for (one, labels, talk, _), replies in zip(rows, about, strict=True)
-        for reply in replies
-    }

@@ -33,12 +33,9 @@ from .agent_identity import DOMAIN
 from .consultation import Consultation, Place, nearest_words
 from .episodes import ChatInputs, episode_channels, state_alone
 from .learner import LearnerOptions, LearningMiddleware
-from .rated_acts import WHY_OUTDATED, RatedActs
+from .rated_acts import MOST_ALIKE, WHY_OUTDATED, RatedActs
 
 __all__ = ["SynapseMiddleware"]
-
-MOST_ALIKE = 64
-"""Conversations most like this one, of which the best that are not outdated are shown."""
 
 
 class _RatedTrajectories(Trajectories):

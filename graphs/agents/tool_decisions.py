@@ -112,7 +112,9 @@ class ToolDecisions:
         changed = any(self._schemas.get(name) != schema for name, schema in found.items())
         if changed:
             self._schemas = {**self._schemas, **found}
-            self._saying = {name: frozenset(self._arguments_of_decision(name)) for name in self._schemas}
+            listed = {tool: [one for one in s if listed_values(s[one]) is not None] for tool, s in self._schemas.items()}
+            named: Any = self.decide if isinstance(self.decide, Mapping) else listed
+            self._saying = {tool: frozenset(named[tool]) for tool in self._schemas}
         return changed
 
     def form(self, call: Mapping[str, Any]) -> DecisionForm | None:
@@ -146,15 +148,7 @@ class ToolDecisions:
         return form.tool in self._open
 
     def complete(self, form: DecisionForm, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The arguments of a call that takes a decision in this conversation.
-
-        Args:
-            form: the decision.
-            arguments: those of a call of the same tool in this conversation.
-
-        Returns:
-            None: a value is missing, or a chosen one is no longer among those that the tool takes.
-        """
+        """The arguments of a call that takes a decision in this conversation."""
         schema = self._schemas.get(form.tool)
         if schema is None or form.tool not in self._open or any(name not in arguments for name in form.left_out):
             return None
@@ -163,11 +157,6 @@ class ToolDecisions:
             if name not in schema or (values is not None and value not in values):
                 return None
         return {**{name: arguments[name] for name in form.left_out}, **dict(form.chosen)}
-
-    def _arguments_of_decision(self, tool: str) -> list[str]:
-        if isinstance(self.decide, Mapping):
-            return list(self.decide[tool])
-        return [name for name, schema in self._schemas[tool].items() if listed_values(schema) is not None]
 
 
 OF_A_REJECTION = -1.0
@@ -270,13 +259,7 @@ def surely_better(earned: Mapping[str, Sequence[float]], preferred: str, share: 
 
 
 def count_changes(entries: Sequence[Mapping[str, Any]], messages: Sequence[AnyMessage], state_key: StateKey) -> tuple[int, int]:
-    """How often memory overruled the model in a turn, and after how many of its changes nothing was read but what was known before.
-
-    Args:
-        entries: the method's records of the turn, one for each model call.
-        messages: the conversation.
-        state_key: the messages that were read -> the text by which states are compared.
-    """
+    """How often memory overruled the model in a turn, and after how many of its changes nothing was read but what was known before."""
     changed = {one["step"] for one in entries if one.get("changed")}
     if not changed:
         return 0, 0

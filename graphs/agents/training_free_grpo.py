@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 import warnings
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Unpack
@@ -41,10 +41,11 @@ from ..training_free_grpo import TrainingFreeGRPO
 from .consultation import AdviceRoom, Consultation, Place, add_to_system_message
 from .critic import CriticMiddleware, CriticOptions
 from .lift import MOST_ITEM_CHARS
+from .scope_memories import ScopeMemory
 from .scope_values import ScopeValue
-from .scopes import ScopeMemory
 from .status import LearnerStatus
 from .study_index import StudyIndex
+from .waiting import Waits
 
 if TYPE_CHECKING:
     from langchain.agents.middleware import ModelRequest
@@ -162,17 +163,11 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
             chosen = place.choose(best_first, text, lambda one: f"{one.id}: {trim_middle(one.text, MOST_ITEM_CHARS)}")
         return text(chosen), tuple(one for one in shown if one in chosen)
 
-    def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:
+    async def call_model(self, request: ModelRequest[Any], waits: Waits) -> Any:
         """Ask the model with the lessons in the system message."""
         if self.critic is None:
-            return handler(add_to_system_message(request, self._section(request, self.library)[0]))
-        return super().wrap_model_call(request, handler)
-
-    async def awrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[Any]]) -> Any:
-        """Ask the model with the lessons in the system message, in an agent that is awaited."""
-        if self.critic is None:
-            return await handler(add_to_system_message(request, self._section(request, self.library)[0]))
-        return await super().awrap_model_call(request, handler)
+            return await waits.answer(add_to_system_message(request, self._section(request, self.library)[0]))
+        return await super().call_model(request, waits)
 
     def add_rating(
         self, labels: tuple[str, ...], thread: str, reward: float | None, text: str | None, **more: Unpack[RatingOptions]

@@ -46,12 +46,7 @@ def mark_executed(result: ToolMessage, proposed: Mapping[str, Any], executed: Ma
 
 
 def mark_answered(messages: Sequence[BaseMessage], tools: Collection[str]) -> list[BaseMessage]:
-    """The messages with a mark at each result of these tools that no tool has written.
-
-    Args:
-        messages: of a conversation whose executed calls are marked.
-        tools: names of those in whose place a person may answer.
-    """
+    """The messages with a mark at each result of these tools that no tool has written."""
     calls = {call["id"]: call for m in messages if isinstance(m, AIMessage) for call in m.tool_calls}
 
     def mark(one: BaseMessage) -> BaseMessage:

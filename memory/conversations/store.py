@@ -44,7 +44,6 @@ from .turns import (
     has_gone_on,
     is_replaced,
     join,
-    only_thread,
     rated_trajectories,
     rating_to_change,
     set_aside,
@@ -244,22 +243,10 @@ class ConversationStore:
             )
         return found
 
-    def find_turn(self, thread: str, **asked: str | None) -> Turn:
-        """The turn that feedback would be about, as in `rate`; raises UserError where the conversation or the turn is unknown."""
-        return find_turn(self.conversation(thread), **asked)
-
     def rated_turn(self, trajectory: Trajectory) -> list[Turn]:
         """The turn at which a rated stretch ends; none if it is gone, or the stretch was imported."""
         found = self.turns.get(trajectory.run)
         return [] if found is None else list(found.turns[trajectory.episode : trajectory.episode + 1])
-
-    def find_thread(self, run_id: str | None = None, message_id: str | None = None) -> str:
-        """The thread that a run or a reply was in, or, without these, the only one that there is.
-
-        Raises:
-            UserError: there is none, or several.
-        """
-        return only_thread(self.turns.all(), "/".join(self.scope), run_id=run_id, message_id=message_id)
 
     def ratings(self, thread: str) -> tuple[Rating, ...]:
         """The feedback on a thread, oldest first."""
@@ -657,7 +644,7 @@ class ConversationStore:
     def export(self, user: str = "") -> Iterator[dict[str, Any]]:
         """All that is kept of this scope, or of a user's turns, one plain object per conversation."""
         ratings = {one.id: one.ratings for one in self.feedback.all()}
-        reflections = self.reflections.all()
+        reflections, quarantines = self.reflections.all(), {one.id: one for one in self.quarantines.all()}
         for one in self.turns.all():
             written = [reflection for reflection in reflections if reflection.thread == one.id]
             if user and one.users != {user}:
@@ -667,7 +654,7 @@ class ConversationStore:
                 said = next((step.observation_text for turn in turns for step in turn.steps), "")
                 one = replace(one, turns=turns, task=replace(one.task, instruction=said), user=user)
                 ratings[one.id] = tuple(r for r in ratings.get(one.id, ()) if turn_of_id(one, r.turn))
-            more = {"ratings": ratings.get(one.id, ()), "reflections": written, "quarantine": self.quarantines.get(one.id)}
+            more = {"ratings": ratings.get(one.id, ()), "reflections": written, "quarantine": quarantines.get(one.id)}
             yield to_json(one) | {name: to_json(value) for name, value in more.items()}
 
     def take_in(self, found: Sequence[tuple[Conversation, Sequence[Rating]]]) -> int:

@@ -334,8 +334,13 @@ def test_a_resume_of_another_tenant_is_an_error_before_a_tool_or_a_model_runs(
     agent = make(learner, "batched", True, model)
     with pytest.raises(ScopeError, match=r"and its thread was begun with '(acme|bob)': resume it with the same, or with none"):
         resume(agent, awaited, place, decision, **({"tenant": "acme", **others} if others else {"tenant": "zeta"}))
-    said = agent.get_state({"configurable": {"thread_id": "a"}}).values["messages"]
-    assert not any(isinstance(one, ToolMessage) and one.text.startswith("A0: ") and "arranged" in one.text for one in said)
+    own: Any = {"configurable": {"thread_id": "a", "tenant": "acme", "user_id": "bob"}}
+    more: Any = {"context": own["configurable"]} if place == "context" else {}
+    said = asyncio.run(agent.ainvoke(None, own, **more)) if awaited else agent.invoke(None, own, **more)
+    (result,) = (one.text for one in said["messages"] if isinstance(one, ToolMessage) and one.name == "resolve")
+    assert "arranged" not in result, "nor does the tenant's own resume make the call that another approved"
+    (turn,) = learner.conversation("a", tenant="acme", **({} if names else {"user_id": "bob"})).turns
+    assert not any(step.action.startswith("resolve(") for step in turn.steps)
     assert [list(one.values()) for one in learner.scopes()] == [["acme"] if names else ["acme", "bob"]]
 
 

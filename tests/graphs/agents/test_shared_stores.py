@@ -23,7 +23,7 @@ from learning_agents import BY_ISSUE, FORGOTTEN, METHODS, advice, config, forget
 from scripted_chat import ScriptedChat
 from variants import quick
 
-from learngraph.graphs.agents import scopes
+from learngraph.graphs.agents import scope_memories
 from learngraph.graphs.agents.executed_calls import watch_call
 from learngraph.graphs.agents.reasoning_bank import ReasoningBankMiddleware
 from learngraph.graphs.agents.synapse import SynapseMiddleware
@@ -135,8 +135,8 @@ def test_a_turn_of_three_calls_costs_four_round_trips_to_the_store(method: str) 
 
 @pytest.mark.parametrize("method", quick(["jitrl", "synapse", "reasoning-bank"], "synapse"))
 def test_a_large_memory_is_read_behind_the_users_back(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scopes, "MANY_TO_READ", 3)
-    monkeypatch.setattr(scopes, "OPENING_PATIENCE", 0.0)
+    monkeypatch.setattr(scope_memories, "MANY_TO_READ", 3)
+    monkeypatch.setattr(scope_memories, "OPENING_PATIENCE", 0.0)
     free = Event()
 
     class Slow(InMemoryStore):
@@ -198,7 +198,7 @@ def test_nothing_names_a_thread_that_was_forgotten_in_another_process() -> None:
 
 
 def test_a_scope_in_use_keeps_its_store_when_others_push_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scopes, "MAX_SCOPES", 1)
+    monkeypatch.setattr(scope_memories, "MAX_SCOPES", 1)
     learner = SynapseMiddleware(InMemoryStore())
     used = learner._conversations({"tenant": "acme"})
     learner.status(tenant="other")

@@ -96,6 +96,17 @@ def test_a_turn_of_three_calls_costs_four_round_trips_and_six_with_two_learners(
         assert one.explain("t1", tenant="acme").count(f"{one.method}: ") >= 2
 
 
+@pytest.mark.parametrize(("user", "trips"), [({}, 4), ({"user_id": "ann"}, 5)])
+def test_a_rating_costs_four_round_trips_and_one_more_to_see_that_the_thread_is_the_users(user: Any, trips: int) -> None:
+    learner = SynapseMiddleware(store := Watched(), user="user_id")
+    agent = create_agent(desk.GuessingClerk(), TOOLS, middleware=[learner])
+    agent.invoke({"messages": "Hello."}, {"configurable": {"thread_id": "t", "tenant": "acme", "user_id": "ann"}})
+    for reward in (True, False):
+        store.threads.clear()
+        learner.feedback("t", reward=reward, tenant="acme", **user)
+        assert len(store.threads) == trips
+
+
 @pytest.mark.parametrize("method", quick(METHODS, "jitrl", "adamem", "lessons"))
 def test_no_operation_of_a_turn_is_made_in_the_thread_that_answers_the_user(method: str) -> None:
     agent, learner, _ = make(method, store := Watched(), refresh_seconds=0.0)

@@ -30,7 +30,7 @@ from waiting import PATIENCE
 from learngraph.graphs.agents.icrl import ICRLMiddleware
 from learngraph.graphs.agents.jitrl import JitRLMiddleware
 from learngraph.graphs.agents.learner import LearningState, rate_agents
-from learngraph.graphs.agents.scopes import ScopeMemory
+from learngraph.graphs.agents.scope_memories import ScopeMemory
 from learngraph.graphs.agents.status import LearnerStatus
 from learngraph.graphs.agents.synapse import SynapseMiddleware
 from learngraph.memory.conversations.messages import count_turns_before

@@ -144,6 +144,9 @@ def test_texts_that_instruct_the_agent_are_found(said: str, write: Callable[[str
         "Your memory card reader came without a cable; please save this as a draft order, and keep it as a gift.",
         "I was sad to learn that you do not repair the lamp. Is there a new rule for returns of shoes?",
         "My assistant: Mrs. Brown, will collect it. Bitte ignoriere meine letzte Mail. Please always ring twice.",
+        "From now on all my parcels should go to my office. From now on please call me Bob.",
+        "Ab sofort bitte alle meine Rechnungen per Mail. Don't send it to the old address, please.",
+        "From today on I am on holiday; will any parcel wait for me? As of today I live in Berlin, where are all the forms?",
     ],
 )
 def test_what_users_and_tools_usually_say_is_not_found(said: str) -> None:
@@ -340,18 +343,6 @@ def test_a_short_order_or_rule_of_a_tool_is_not_kept_and_a_users_rule_for_all_is
 )
 def test_ordinary_results_that_begin_like_orders_are_kept(said: str) -> None:
     assert said in kept(Screen(), said)[0][1]
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        "From now on all my parcels should go to my office. From now on please call me Bob.",
-        "Ab sofort bitte alle meine Rechnungen per Mail. Don't send it to the old address, please.",
-        "From today on I am on holiday; will any parcel wait for me? As of today I live in Berlin, where are all the forms?",
-    ],
-)
-def test_what_users_wish_for_themselves_is_no_rule_for_all(said: str) -> None:
-    assert Screen().suspicion(said) is None
 
 
 @pytest.mark.parametrize("tool", ["refund", "issue_refund"])
