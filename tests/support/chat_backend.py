@@ -182,9 +182,11 @@ def two(**limits: Any) -> tenants.Tenants:
 
 
 @contextmanager
-def serving(backend: Any, who: tenants.Tenants | None = None, **settings: Any) -> Iterator[str]:
-    """The URL of a server on a free port, in a thread with an event loop of its own."""
-    application = chat_server.make_app(backend, who or two(), **settings)
+def serving(backend: Any = None, who: tenants.Tenants | None = None, **settings: Any) -> Iterator[str]:
+    """The URL of a server on a free port, in a thread with an event loop of its own. `settings`: of the application and of `serve`."""
+    backend = FakeBackend() if backend is None else backend
+    app = {name: settings.pop(name) for name in ("max_body_bytes", "open_metrics", "allowed_hosts") if name in settings}
+    application = chat_server.make_app(backend, who or two(), **app)
     ready, found = threading.Event(), []
     loop = asyncio.new_event_loop()
 
@@ -194,7 +196,7 @@ def serving(backend: Any, who: tenants.Tenants | None = None, **settings: Any) -
 
     async def serve() -> None:
         try:
-            await chat_server.serve(application, port=0, on_ready=tell, grace=1)
+            await chat_server.serve(application, port=0, on_ready=tell, grace=1, **settings)
         finally:
             await backend.close()
 

@@ -102,6 +102,12 @@ class OpenAIServer:
         self._http.shutdown()
         self._http.server_close()
 
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(self, *error: object) -> None:
+        self.__exit__()
+
     def _next(self, request: dict[str, Any], headers: dict[str, str]) -> Reply:
         with self._lock:
             self.requests.append(request)

@@ -6,7 +6,6 @@ import math
 import re
 import shutil
 import sys
-import tempfile
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
@@ -95,16 +94,6 @@ async def test_a_poisoned_batch_is_let_go(tmp_path: Path) -> None:
             await teach(service, 1, start=100 + i)
         assert service.replay.step("acme", "default") > 0
         assert (await service.status())["state"] == "ok"
-
-
-async def test_says_while_it_waits(tmp_path: Path) -> None:
-    async with serving(tmp_path) as service:
-        service.learner.fails = [RuntimeError("no room on the card")] * 100
-        await turns(service, 10)
-        await until(lambda: bool(service._learning.pause("acme", "default")))
-        status = await service.status("acme")
-        assert "no room on the card" in status["scopes"][0]["paused"]
-        assert "no room" not in json.dumps(await service.status("rival"))
 
 
 def rounds(loop: Any) -> list[int]:
@@ -467,15 +456,20 @@ async def test_failures_of_the_machine_pause_and_lose_nothing(tmp_path: Path, mo
         monkeypatch.setattr("learngraph.graphs.serving.learning_task.MAX_WAIT", 0.05)
         full = UserError("disk full")
         full.__cause__ = OSError(28, "no space")
-        service.learner.fails = [full, RuntimeError("crash"), OSError(28, "no space"), MemoryError()]
+        service.learner.fails = [RuntimeError("no room on the card")] * 100
         await turns(service, 10)
+        await until(lambda: bool(service._learning.pause("acme", "default")))
+        assert "no room on the card" in (await service.status("acme"))["scopes"][0]["paused"]
+        assert "no room" not in json.dumps(await service.status("rival"))
+        before = await metric(service, "learngraph_learner_errors_total")
+        service.learner.fails = [full, RuntimeError("crash"), OSError(28, "no space"), MemoryError()]
         await until(lambda: service.learner.fails == [])
         status = await service.status("acme")
         assert status["learner"]["state"] in ("failed", "idle", "training")
         await until(lambda: bool(service.versions("acme").current))
         await until(lambda: idle(service))
         assert service.learner.seen[0][0] == "acme/default/1"
-        assert await metric(service, "learngraph_learner_errors_total") == 4
+        assert await metric(service, "learngraph_learner_errors_total") >= before + 4
         assert (await service.status("acme"))["scopes"][0]["paused"] == ""
 
 
@@ -1007,18 +1001,3 @@ async def test_a_bare_reward_is_answered_with_what_would_teach_more(tmp_path: Pa
         assert [receipt.state, row["state"], job["state"]] == ["held_out"] * 3
         assert (await service.status("acme"))["scopes"][0]["counts"] == {"held_out": 1}
         assert len(await service.experiences(ExchangeQuery("acme", state="held_out"))) == 1
-
-
-async def test_an_export_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    async with serving(tmp_path / "out") as service:
-        await teach(service, 12)
-        live = service.versions("acme").current
-        path = await service.export("acme", "default", live.partition("@")[2].partition("-")[0])
-        assert path.name == f"{live.partition('@')[2]}.zip"
-        path.unlink()
-        path.parent.rmdir()
-        (service.versions("acme").folder(live) / "policy.json").write_text("[]")
-        with pytest.raises(AdapterError):
-            await service.export("acme", "default", live)
-    assert not list(tmp_path.glob("learngraph-*"))

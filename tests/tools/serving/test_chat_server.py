@@ -37,7 +37,6 @@ CALL = {"id": "call_1", "type": "function", "function": {"name": "look", "argume
 @contextmanager
 def talking(backend: Any = None, key: str = chat_backend.KEY, who: Any = None, **settings: Any) -> Iterator[httpx.Client]:
     """A client of a server with this service behind it."""
-    backend = FakeBackend() if backend is None else backend
     with (
         serving(backend, who, **settings) as url,
         httpx.Client(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=60) as client,
@@ -464,6 +463,8 @@ def test_models_and_adapters_of_the_tenant(tmp_path: Path, monkeypatch: pytest.M
         export = client.get("/v1/adapters/prose/export", params={"version": f"acme/prose@{name}"})
         assert export.headers["content-disposition"] == f'attachment; filename="prose-{name}.zip"'
         assert zipfile.ZipFile(io.BytesIO(export.content)).namelist() == ["adapter_config.json"]
+        (backend.versions("acme", "prose").folder(f"acme/prose@{name}") / "adapter_config.json").write_text("damaged")
+        assert client.get("/v1/adapters/prose/export", params={"version": "2"}).status_code == 500
         assert not list(tmp_path.glob("learngraph-*"))
         frozen = [client.post(f"/v1/adapters/prose/{action}").json()["frozen"] for action in ("freeze", "thaw")]
         assert frozen == [True, False]

@@ -4,14 +4,13 @@ import json
 import resource
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
-import chat_backend
 import httpx
 import pytest
 import uvicorn
+from chat_backend import KEY, FakeBackend, serving
 from waiting import PATIENCE, longer_than, wait_until
 
 from learngraph.tools.serving import tenants
@@ -22,32 +21,17 @@ pytest.importorskip("fastapi", reason="NOT TESTED: needs the extra [serve]")
 from learngraph.tools.serving import chat_server, connections
 
 ASK = {"model": "pocket", "messages": [{"role": "user", "content": "hi there"}]}
-BEARER = {"authorization": f"Bearer {chat_backend.KEY}"}
-
-
-@contextmanager
-def serving(monkeypatch: pytest.MonkeyPatch, backend: Any = None, **limits: Any) -> Iterator[httpx.URL]:
-    """The URL of a server whose connections have these limits."""
-    known = chat_server.serve
-    app = {name: limits.pop(name) for name in ("max_body_bytes", "allowed_hosts") if name in limits}
-
-    async def serve(*args: Any, **more: Any) -> None:
-        await known(*args, **more, **limits)
-
-    monkeypatch.setattr(chat_server, "serve", serve)
-    with chat_backend.serving(backend or chat_backend.FakeBackend(), **app) as url:
-        yield httpx.URL(url)
+BEARER = {"authorization": f"Bearer {KEY}"}
 
 
 HALF_HEADERS = b"GET /healthz HTTP/1.1\r\nhost: x\r\n"
 HALF_BODY = (
-    f"POST /v1/feedback HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {chat_backend.KEY}\r\ncontent-length: 100\r\n\r\n".encode()
-    + b'"x"}'
+    f"POST /v1/feedback HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\ncontent-length: 100\r\n\r\n".encode() + b'"x"}'
 )
 
 
-def half_request(url: httpx.URL, half: bytes = HALF_HEADERS) -> socket.socket:
-    line = socket.create_connection((url.host, url.port), timeout=PATIENCE)
+def half_request(url: str, half: bytes = HALF_HEADERS) -> socket.socket:
+    line = socket.create_connection(url.removeprefix("http://").split(":"), timeout=PATIENCE)  # type: ignore[arg-type]
     line.sendall(half)
     return line
 
@@ -75,8 +59,8 @@ def status_of_answer(line: socket.socket) -> int:
 
 
 @pytest.mark.parametrize("half", [HALF_HEADERS, HALF_BODY], ids=["headers", "body"])
-def test_half_requests_keep_nobody_out(monkeypatch: pytest.MonkeyPatch, half: bytes) -> None:
-    with serving(monkeypatch, max_connections=10, header_seconds=600) as url:
+def test_half_requests_keep_nobody_out(half: bytes) -> None:
+    with serving(max_connections=10, header_seconds=600) as url:
         lines = [half_request(url, half) for _ in range(40)]
         answers = [httpx.get(f"{url}/healthz", timeout=PATIENCE).status_code for _ in range(5)]
         assert answers == [200] * 5
@@ -89,23 +73,21 @@ def test_half_requests_keep_nobody_out(monkeypatch: pytest.MonkeyPatch, half: by
             line.close()
 
 
-def test_headers_that_take_too_long_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(monkeypatch, header_seconds=0.3) as url:
-        slow, silent = half_request(url), socket.create_connection((url.host, url.port), timeout=PATIENCE)
+def test_headers_that_take_too_long_are_given_up() -> None:
+    with serving(header_seconds=0.3) as url:
+        slow, silent = half_request(url), half_request(url, b"")
         assert read_all(slow).startswith(b"HTTP/1.1 408 ")
         assert read_all(silent).startswith(b"HTTP/1.1 408 ")
-        with socket.create_connection(
-            (url.host, url.port), timeout=PATIENCE
-        ) as line:  # the second request of a connection, too
+        with half_request(url, b"") as line:  # the second request of a connection, too
             line.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
             assert status_of_answer(line) == 200
             line.sendall(b"GET /heal")
             assert b"HTTP/1.1 408 " in read_all(line)
 
 
-def test_a_reply_that_takes_longer_than_headers_may_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reply_that_takes_longer_than_headers_may_is_not_cut() -> None:
     heard = threading.Event()
-    with serving(monkeypatch, chat_backend.FakeBackend(heard=heard), max_connections=1, header_seconds=0.3) as url:
+    with serving(FakeBackend(heard=heard), max_connections=1, header_seconds=0.3) as url:
         with httpx.stream("POST", f"{url}/v1/chat/completions", json=ASK | {"stream": True}, headers=BEARER) as answer:
             lines = answer.iter_lines()
             next(lines)
@@ -124,7 +106,7 @@ def test_idle_connections_stay_open_longer_than_clients_and_proxies_keep_them(mo
     kept = list[Any]()
     known = uvicorn.Config.__init__
     monkeypatch.setattr(uvicorn.Config, "__init__", lambda self, *a, **more: kept.append(more) or known(self, *a, **more))
-    with chat_backend.serving(chat_backend.FakeBackend()):
+    with serving():
         assert kept[0]["timeout_keep_alive"] == chat_server.KEEP_ALIVE_SECONDS
 
 
@@ -139,11 +121,11 @@ def test_connections_are_no_more_than_the_process_may_open() -> None:
 
 
 @pytest.mark.slow
-def test_a_body_that_is_too_long_is_answered_and_not_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_is_too_long_is_answered_and_not_reset() -> None:
     body = b"x" * 3_000_000
-    with serving(monkeypatch, max_body_bytes=1000) as url:
+    with serving(max_body_bytes=1000) as url:
         for _ in range(20):
-            with socket.create_connection((url.host, url.port), timeout=PATIENCE) as line:
+            with half_request(url, b"") as line:
                 head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: {BEARER['authorization']}\r\n"
                 line.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode())
                 for start in range(0, len(body), 100_000):  # all of it, as clients do that read the answer afterwards
@@ -153,14 +135,14 @@ def test_a_body_that_is_too_long_is_answered_and_not_reset(monkeypatch: pytest.M
                 assert status_of_answer(line) == 200  # the connection is good for more
 
 
-def test_a_server_without_keys_answers_to_its_own_names_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_without_keys_answers_to_its_own_names_only() -> None:
     from learngraph.graphs.cli.serve import LOCAL_NAMES
 
-    with serving(monkeypatch, allowed_hosts=LOCAL_NAMES) as url:
+    with serving(allowed_hosts=LOCAL_NAMES) as url:
         hosts = {"127.0.0.1": 200, "localhost:8000": 200, "[::1]:8000": 200, "evil.example": 400, "": 400}
         for host, status in hosts.items():
             assert httpx.get(f"{url}/healthz", headers={"host": host}).status_code == status, host
-    with serving(monkeypatch) as url:
+    with serving() as url:
         assert httpx.get(f"{url}/healthz", headers={"host": "chat.example"}).status_code == 200
 
 
@@ -168,8 +150,8 @@ def test_a_server_without_keys_answers_to_its_own_names_only(monkeypatch: pytest
 
 
 @pytest.mark.slow
-def test_guessing_keys_is_slow_and_stops_nobody_who_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    with chat_backend.serving(chat_backend.FakeBackend()) as url, httpx.Client(base_url=url) as client:
+def test_guessing_keys_is_slow_and_stops_nobody_who_has_one() -> None:
+    with serving() as url, httpx.Client(base_url=url) as client:
         assert client.get("/v1/models", headers=BEARER).status_code == 200
         codes = [
             client.get("/v1/models", headers={"authorization": f"Bearer guess-{i}"}).status_code
@@ -236,17 +218,15 @@ def test_an_ipv6_customer_has_a_network(host: str | None, address: str) -> None:
         [b"x: y\r\n" * 20_000],  # too many and too long, in one part
     ],
 )
-def test_large_headers_are_refused_before_they_are_read(
-    monkeypatch: pytest.MonkeyPatch, parts: list[bytes], caplog: pytest.LogCaptureFixture
-) -> None:
-    with serving(monkeypatch) as url:
+def test_large_headers_are_refused_before_they_are_read(parts: list[bytes], caplog: pytest.LogCaptureFixture) -> None:
+    with serving() as url:
         line = half_request(url)
         with suppress(ConnectionError):
             for part in [*parts, b"\r\n"]:
                 line.sendall(part)
         assert read_all(line).startswith(b"HTTP/1.1 431 ")
         whole = b"GET /healthz HTTP/1.1\r\nhost: x\r\n" + b"x: y\r\n" * 90 + b"\r\n"
-        with socket.create_connection((url.host, url.port), timeout=PATIENCE) as later:
+        with half_request(url, b"") as later:
             later.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for _ in range(3):  # counted anew for each request of a connection, whose end comes in two parts
                 later.sendall(whole[:-1])
@@ -255,10 +235,10 @@ def test_large_headers_are_refused_before_they_are_read(
     assert "Fatal error" not in caplog.text
 
 
-def test_a_key_that_is_given_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_is_given_twice_is_refused() -> None:
     """A proxy in front may look at the other one."""
-    with serving(monkeypatch) as url:
-        keys = f"authorization: Bearer {chat_backend.KEY}\r\nauthorization: Bearer other\r\n".encode()
+    with serving() as url:
+        keys = f"authorization: Bearer {KEY}\r\nauthorization: Bearer other\r\n".encode()
         line = half_request(url, b"GET /v1/status HTTP/1.1\r\nhost: x\r\nconnection: close\r\n" + keys + b"\r\n")
         said = read_all(line)
         assert said.startswith(b"HTTP/1.1 400 ")
@@ -271,11 +251,11 @@ def test_a_key_that_is_given_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -
 BUSY = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %s\r\ncontent-length: %d\r\n\r\n%s"
 
 
-def test_what_comes_behind_a_request_that_is_being_answered_waits_and_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_comes_behind_a_request_that_is_being_answered_waits_and_is_not_read() -> None:
     body = json.dumps(ASK | {"stream": True}).encode()
     heard, ask = threading.Event(), b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
-    with serving(monkeypatch, chat_backend.FakeBackend(heard=heard)) as url:
-        lines = [half_request(url, BUSY % (chat_backend.KEY.encode(), len(body), body)) for _ in range(2)]
+    with serving(FakeBackend(heard=heard)) as url:
+        lines = [half_request(url, BUSY % (KEY.encode(), len(body), body)) for _ in range(2)]
         for line in lines:
             assert line.recv(15) == b"HTTP/1.1 200 OK"  # the stream goes on for as long as nothing is heard
         lines[0].settimeout(0.1)
@@ -289,8 +269,8 @@ def test_what_comes_behind_a_request_that_is_being_answered_waits_and_is_not_rea
 
 
 @pytest.mark.parametrize("rest", [b"0\r\nx: " + b"y" * 70_000, b"5;" + b"y" * 70_000])
-def test_what_stands_between_and_behind_the_chunks_of_a_body_is_limited(monkeypatch: pytest.MonkeyPatch, rest: bytes) -> None:
-    with serving(monkeypatch) as url:
+def test_what_stands_between_and_behind_the_chunks_of_a_body_is_limited(rest: bytes) -> None:
+    with serving() as url:
         line = half_request(url, b"POST /v1/feedback HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
         assert status_of_answer(line) == 401
         with suppress(ConnectionError):
@@ -298,22 +278,22 @@ def test_what_stands_between_and_behind_the_chunks_of_a_body_is_limited(monkeypa
         assert b" 431 " in read_all(line)
 
 
-def test_a_body_that_is_not_in_chunks_is_refused_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    head = f"POST /v1/feedback HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {chat_backend.KEY}\r\ntransfer-encoding: chunked\r\n\r\n"
-    with serving(monkeypatch) as url:
+def test_a_body_that_is_not_in_chunks_is_refused_with_a_sentence() -> None:
+    head = f"POST /v1/feedback HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\ntransfer-encoding: chunked\r\n\r\n"
+    with serving() as url:
         for start in ("", "2\r\n{}\r\n"):
             found = read_all(half_request(url, f"{head}{start}odd\r\n".encode()))
             assert found.count(b"HTTP/1.1 ") == found.count(b"HTTP/1.1 400 ") == found.count(b"cannot be read as chunks") == 1
-        assert httpx.get(url.join("/livez")).status_code == 200
+        assert httpx.get(f"{url}/livez").status_code == 200
 
 
 @pytest.mark.slow
 def test_answers_that_nobody_reads_keep_nobody_out_and_are_given_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    large = chat_backend.FakeBackend(more={"exchanges": [{"text": "x" * 20_000_000}]})
-    ask = f"GET /v1/experiences HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {chat_backend.KEY}\r\n\r\n".encode()
-    with serving(monkeypatch, large, max_connections=2) as url:
+    large = FakeBackend(more={"exchanges": [{"text": "x" * 20_000_000}]})
+    ask = f"GET /v1/experiences HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\n\r\n".encode()
+    with serving(large, max_connections=2) as url:
         lines = [half_request(url, ask) for _ in range(2)]
         for line in lines:
             assert line.recv(15) == b"HTTP/1.1 200 OK"
