@@ -77,7 +77,7 @@ def _prompt_files(overrides: Path | None) -> str:
 
 @cache
 def _package_prompts() -> dict[str, str]:
-    return {str(path.relative_to(PROMPTS_DIR)): path.read_text(encoding="utf-8") for path in PROMPTS_DIR.rglob("*.md")}
+    return {str(path.relative_to(PROMPTS_DIR)): path.read_text(encoding="utf-8") for path in PROMPTS_DIR.rglob("[a-z]*.md")}
 
 
 def _settings(value: Any, depth: int = _DEPTH) -> Any:
