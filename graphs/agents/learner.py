@@ -196,7 +196,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         """The channels of threads whose graph has no room for them in its state."""
         from .model_node import KeptThreads
 
-        return KeptThreads(self.agent.node_name)
+        return KeptThreads(self.agent.node_name, self.scope.names)
 
     @property
     def tools(self) -> Sequence[BaseTool]:  # type: ignore[override]

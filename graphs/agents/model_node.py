@@ -58,10 +58,10 @@ def model_node(
 
     def begin(state: Any) -> ModelRequest[Any]:
         system = SystemMessage(system_prompt) if system_prompt else None
-        state, runtime = kept.added_to(read_state(state, messages_key)), find_runtime()
-        found = learner.find_scope(state, runtime, begins=begins_turn(learner, state["messages"]))
-        kept.keep(state, found)  # a call that fails may be made again by a run that gives none
-        state = {**state, "scope_values": {**state["scope_values"], **found.get("scope_values", {})}}
+        state, runtime = read_thread(learner, state, messages_key), find_runtime()
+        kept.keep(
+            state, {"scope_values": state["scope_values"]}
+        )  # a call that fails may be made again by a run that gives none
         return ModelRequest(
             model=model, messages=state["messages"], system_message=system, tools=list(named), state=state, runtime=runtime
         )
@@ -119,7 +119,7 @@ def end_node(learner: Any, messages_key: str) -> Runnable[Any, dict[str, Any]]:
     """The node that ends the turn of a learner's nodes, unless a reply has ended it already."""
 
     async def work(state: Any, waits: Waits) -> dict[str, Any]:
-        state = learner.kept_threads.added_to(read_state(state, messages_key))
+        state = read_thread(learner, state, messages_key)
         messages = learner.agent.own_messages(state["messages"])
         said = [one for one in messages[last_user_message(messages) :] if isinstance(one, AIMessage)]
         if said and said[-1].tool_calls:
@@ -165,6 +165,15 @@ def read_state(state: Any, messages_key: str) -> dict[str, Any]:
         ) from error
 
 
+def read_thread(learner: Any, state: Any, messages_key: str) -> dict[str, Any]:
+    """The state with the channels of its thread, and with the values of the scope that the run gives, or the thread has."""
+    plain, kept = read_state(state, messages_key), learner.kept_threads
+    known = kept.added_to(plain)
+    found = learner.find_scope(known, find_runtime(), begins=begins_turn(learner, known["messages"]))
+    values = {**known["scope_values"], **found.get("scope_values", {})}
+    return {**kept.added_to(plain, values), "scope_values": values}
+
+
 def begins_turn(learner: Any, messages: Sequence[Any]) -> bool:
     """True if this node has said nothing yet since the user's last message."""
     own = learner.agent.own_messages(messages)
@@ -202,16 +211,21 @@ def bind_tools(request: ModelRequest[Any]) -> tuple[Any, list[Any]]:
 
 
 class KeptThreads:
-    """The channels of a `LearningState` by thread, as the nodes of an agent have made them, for graphs whose state has none of them."""
+    """The channels of a `LearningState` by thread, as the nodes of an agent have made them, for graphs whose state has none of them.
 
-    def __init__(self, agent: str) -> None:
-        self._agent = agent
-        self._threads = OrderedDict[str, dict[str, Any]]()
+    Tenants may have threads of one id: `names` are those of the values that keep them apart.
+    """
 
-    def added_to(self, state: Any) -> Any:
-        """The state with its thread's channels, as far as the agent's node has made them."""
+    def __init__(self, agent: str, names: Sequence[str]) -> None:
+        self._agent, self._names = agent, names
+        self._threads = OrderedDict[tuple[str, ...], dict[str, Any]]()
+
+    def added_to(self, state: Any, values: Mapping[str, Any] | None = None) -> Any:
+        """The state with its thread's channels, as far as the agent's node has made them; of the last run of its id where the values of the
+        scope are not known yet."""
         state = _turn_of_branch(state) if _branch() else state
-        known = self._threads.get(_thread(state), {})
+        last = (key for key in reversed(self._threads) if key[0] == _thread(state))
+        known = self._threads.get(next(last, ()) if values is None else self._key(state, values), {})
         # Without a checkpointer, runs of one id need not be of one thread.
         kept = known.get("scope_values", {}) if get_config().get("configurable", {}).get(CHECKPOINTER) else {}
         values = {"scope_values": {**kept, **(state.get("scope_values") or {})}}
@@ -222,10 +236,14 @@ class KeptThreads:
         new = {name: made[name] for name in CHANNELS if name in made}
         known = {name: state[name] for name in CHANNELS if name in state}
         merged = {name: CHANNELS[name](known.get(name) or type(one)(), one) for name, one in new.items()}
-        self._threads[_thread(state)] = known | merged
-        self._threads.move_to_end(_thread(state))
+        key = self._key(state, merged.get("scope_values", {}))
+        self._threads[key] = known | merged
+        self._threads.move_to_end(key)
         while len(self._threads) > MOST_THREADS:
             self._threads.popitem(last=False)
+
+    def _key(self, state: Any, values: Mapping[str, Any]) -> tuple[str, ...]:
+        return _thread(state), *(repr(values.get(name)) for name in self._names)
 
 
 def _branch() -> str:

@@ -235,14 +235,8 @@ class ScopeMemories(Generic[Index]):
         return found
 
     def _look(self, scope: tuple[str, ...], thread: str, *, goes_on: bool, may_wait: bool) -> ScopeMemory[Index] | None:
-        """The memory of a scope, with what was learned since the last look.
-
-        Args:
-            scope: its labels.
-            thread: one whose turn begins or goes on.
-            goes_on: whether it goes on: then memory may be as old as `REFRESH_IN_TURN` says.
-            may_wait: False: None is returned where more than `MANY_TO_READ` conversations have to be read.
-        """
+        """The memory of a scope, with what was learned since the last look, as of the beginning of a thread's turn or while it goes on; None
+        where more than `MANY_TO_READ` conversations have to be read, unless it may wait."""
         memory = self._memory(scope)
         with memory.lock:
             now = time.monotonic()

@@ -113,8 +113,8 @@ class ToolDecisions:
         if changed:
             self._schemas = {**self._schemas, **found}
             listed = {tool: [one for one in s if listed_values(s[one]) is not None] for tool, s in self._schemas.items()}
-            named: Any = self.decide if isinstance(self.decide, Mapping) else listed
-            self._saying = {tool: frozenset(named[tool]) for tool in self._schemas}
+            saying: Any = self.decide if isinstance(self.decide, Mapping) else listed
+            self._saying = {tool: frozenset(saying[tool]) for tool in self._schemas}
         return changed
 
     def form(self, call: Mapping[str, Any]) -> DecisionForm | None:

@@ -202,10 +202,14 @@ def test_a_branch_is_rated_by_the_id_of_its_reply_and_the_thread_rates_the_rest(
         learner.feedback("a", reward=1.0, message_id="x", tenant="acme")
 
 
-def test_a_thumb_under_one_reply_of_a_chat_rates_its_turn_alone() -> None:
+def echo() -> tuple[Any, Any]:
     learner = ICRLMiddleware(InMemoryStore())
     builder = StateGraph(MessagesState).add_node("model", learner.node(Echo(messages=iter([])))).add_edge(START, "model")
-    graph = builder.compile(checkpointer=InMemorySaver())
+    return learner, builder.compile(checkpointer=InMemorySaver())
+
+
+def test_a_thumb_under_one_reply_of_a_chat_rates_its_turn_alone() -> None:
+    learner, graph = echo()
     for n in range(3):
         out = graph.invoke({"messages": f"Question {n}"}, config("a"))
     learner.feedback("a", reward=0.0, message_id=out["messages"][3].id, tenant="acme")
@@ -223,9 +227,7 @@ def test_a_thumb_under_one_reply_of_a_chat_rates_its_turn_alone() -> None:
 
 def test_a_thread_that_is_older_than_its_memory_is_about_what_is_asked_now() -> None:
     """As one whose user was forgotten, or that had no learner before: what was said then is not recorded anew."""
-    learner = ICRLMiddleware(InMemoryStore())
-    builder = StateGraph(MessagesState).add_node("model", learner.node(Echo(messages=iter([])))).add_edge(START, "model")
-    graph = builder.compile(checkpointer=InMemorySaver())
+    learner, graph = echo()
     graph.invoke({"messages": "My secret is Xyzzy."}, config("a"))
     learner.forget(tenant="acme")
     graph.invoke({"messages": "And now?"}, config("a"))
@@ -237,9 +239,7 @@ def test_a_thread_that_is_older_than_its_memory_is_about_what_is_asked_now() -> 
 @pytest.mark.parametrize("place", range(3))
 def test_the_thread_rates_what_no_thumb_has_rated_whichever_turn_was_last(place: int) -> None:
     """As of branches that are subgraphs, whose turns end in any order."""
-    learner = ICRLMiddleware(InMemoryStore())
-    builder = StateGraph(MessagesState).add_node("model", learner.node(Echo(messages=iter([])))).add_edge(START, "model")
-    graph = builder.compile(checkpointer=InMemorySaver())
+    learner, graph = echo()
     for n in range(3):
         out = graph.invoke({"messages": f"Question {n}"}, config("a"))
     learner.feedback("a", reward=0.0, message_id=out["messages"][2 * place + 1].id, tenant="acme")
@@ -388,6 +388,19 @@ def test_a_run_without_a_tenant_goes_on_in_another_process_whatever_others_have(
     waiting_graph(learner, model, MessagesState, saver).invoke(Command(resume="yes"), thread)
     assert [len(one.steps) for one in learner.conversation("a").turns] == [2]
     assert [len(one.steps) for one in learner.conversation("a", tenant="acme").turns] == [1]
+
+
+@pytest.mark.parametrize("learner", [ICRLMiddleware, SynapseMiddleware])
+def test_tenants_whose_clients_number_threads_and_messages_alike_read_nothing_of_each_other(learner: Any) -> None:
+    memory, model = learner(InMemoryStore(), scope=("tenant",), refresh_seconds=0.0), scripted(*[AIMessage("Here.")] * 4)
+    graph: Any = StateGraph(MessagesState).add_node("model", memory.node(model)).add_edge(START, "model").compile()
+    for thread in ("0", "1"):
+        for tenant in ("acme", "zeta"):
+            said = {"messages": [HumanMessage("Where is it?" if thread == "1" else f"Where is it? I am {tenant}.", id="m")]}
+            graph.invoke(said, {"configurable": {"thread_id": thread, "tenant": tenant}})
+            memory.feedback(thread, reward=1.0, tenant=tenant)
+    prompts = [str(prompt) for prompt in model.read[2:]]
+    assert [["I am acme" in one, "I am zeta" in one] for one in prompts] == [[True, False], [False, True]]
 
 
 @pytest.mark.parametrize("option", ["scope", "user"])
