@@ -43,7 +43,7 @@ ROOMS: Mapping[str, int] = {
     "nodes/synthesize": 1_318,
     "nodes/update": 2_078,
     "tools/agent_tools": 1_396,
-    "tools/environments": 9_163,
+    "tools/environments": 9_123,
     "tools/local": 3_623,
     "tools/models": 928,
     "tools/notebook": 1_715,

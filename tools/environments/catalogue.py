@@ -156,8 +156,7 @@ FAMILIES: Mapping[str, WorldFamily] = {
     ),
     "tau2": WorldFamily(
         TauBench,
-        "tau2-bench: telecom's tickets solved by tool calls (its solo mode); airline and retail with the user's instructions "
-        "told at once",
+        "tau2-bench: telecom's tickets solved by tool calls (its solo mode)",
         DOMAINS,
         install=TAU2_INSTALL,
         modules=("tau2",),

