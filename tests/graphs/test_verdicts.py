@@ -23,7 +23,7 @@ WORLDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "math": ((r"\boxed{-77}",), ("wrong: ", "the answer read")),
     "writing?source=own": (("Passage:\nOne.\n\nTwo.",), ("end with their sentence", "the passage has")),
     "questions": (("<answer>nobody</answer>",), ("wrong, scored", "the answer read")),
-    "hotpot?listed=1": (("Action: search[Ada]", "Action: finish[nobody]"), ("saw:\nwrong", "step:\nwrong")),
+    "hotpot": (("Action: search[Ada]", "Action: finish[nobody]"), ("saw:\nwrong", "step:\nwrong")),
     "webshop?products=48": (("Action: search[bottle]", "Action: click[#1]", "Action: click[buy now]"), ("Your score",)),
 }
 """World -> what a player writes there, one reply after the other, and words of its verdict."""
@@ -65,7 +65,7 @@ def open_world(name: str) -> Any:
 
 
 CASES = [(world, "icrl", "self") for world in WORLDS]
-CASES += [(world, method, "self") for world in ("game24?puzzle=6 6 10 13", "hotpot?listed=1") for method in METHODS[1:]]
+CASES += [(world, method, "self") for world in ("game24?puzzle=6 6 10 13", "hotpot") for method in METHODS[1:]]
 CASES += [(world, method, "environment") for world in ("game24?puzzle=6 6 10 13", "questions") for method in UNREWARDED]
 
 

@@ -30,9 +30,7 @@ The questions and passages:
 Splits are those of `support/question_files.py`; `split=test` puts all questions into one, for a file that is a test set already.
 The passages are shared by all.
 
-No actions are listed, because any words can be searched for. `listed=1` lists some, for policies that only score listed actions: searches for the names read so far and for the words of the question, those words to look up, and as
-answers the names and numbers read so far, yes and no. That is a restriction (an answer that is none of these is not among
-them) and a hint (it narrows the answer down): results with it are results of another environment, and the name says so.
+No actions are listed, because any words can be searched for: a policy that only scores listed actions cannot play it.
 """
 
 import re
@@ -46,7 +44,7 @@ from ...memory.records import Observation, Task
 from .questions import OWN_QUESTIONS, exact_match, normalise_answer
 from .support.arguments import check_settings, pick_task
 from .support.question_files import find_row, name_file, read_objects, split_places
-from .support.ranking import Ranking, words
+from .support.ranking import Ranking
 from .support.worlds import TurnWorld
 
 __all__ = ["Passages"]
@@ -57,7 +55,7 @@ HELP = (
     "sentence with that word in the open passage; finish[answer] ends it with a short answer: a name, a number, yes or no."
 )
 """Last line of every observation except the final one."""
-_SETTINGS = ("file", "split", "listed")
+_SETTINGS = ("file", "split")
 _RESULTS, _SENTENCES = 3, 2
 """Passages that a search shows, and sentences of each."""
 _INSTANT = 5000
@@ -65,13 +63,6 @@ _INSTANT = 5000
 _LONGEST = 300
 
 _ACTION = re.compile(r"(search|lookup|finish) ?\[(.*)\]\.?", re.IGNORECASE)
-_NAME = re.compile(r"[A-Z][\w'’-]*(?: (?:(?:of|the|de|and|in|at) (?:the )?)?[A-Z][\w'’-]*)*|\d[\d,.]*\d|\d")
-_SMALL = frozenset(
-    words(
-        "a an and are as at both by did do does from had has have he her his how in is it its of on or she that the their they "
-        "this to was were what when where which who whose why with"
-    )
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,32 +93,26 @@ class _Turn:
     """The word that was looked up last in the open passage."""
     shown: int = 0
     """Number of its sentences with that word that were shown."""
-    names: tuple[str, ...] = ()
-    """Names and numbers read so far, sorted; empty unless actions are listed."""
 
 
 class Passages(TurnWorld[_Turn]):
     """An environment of multi-hop questions over the passages of a file.
 
     Args:
-        settings: `file` (a path); `split` (train, dev or test: all questions of the file belong to it); `listed` (1: list
-            actions, default 0).
+        settings: `file` (a path); `split` (train, dev or test: all questions of the file belong to it).
         horizon: number of steps after which an episode ends.
     """
 
     free_text = ("search", "lookup", "finish")
-    """Any text may be an action, also one that is not listed; the words in the brackets of these seldom are."""
+    """Any text may be an action; what is in the brackets of these is the player's own words."""
 
     def __init__(self, settings: Mapping[str, str] | None = None, horizon: int = HORIZON) -> None:
         chosen = dict(settings or {})
         check_settings("hotpot:", chosen, _SETTINGS)
-        if chosen.get("listed", "0") not in ("0", "1"):
-            raise UserError(f"hotpot: listed is one of 0, 1, got {chosen['listed']!r}")
-        self.listed = chosen.get("listed") == "1"
         path = Path(chosen.get("file", OWN_QUESTIONS))
         self.questions, self.passages = _load(path)
         changed = [name_file(path, (self.questions, self.passages))] if "file" in chosen else []
-        changed += [f"{key}={chosen[key]}" for key in ("listed", "split") if chosen.get(key, "0") != "0"]
+        changed += [f"split={chosen['split']}"] if chosen.get("split") else []
         super().__init__("hotpot" + ("?" if changed else "") + ",".join(changed), horizon)
         self.instant = len(self.passages) <= _INSTANT
         self._splits = split_places("hotpot", [one.text for one in self.questions], chosen.get("split", ""))
@@ -154,8 +139,7 @@ class Passages(TurnWorld[_Turn]):
         self.question(task)
         turn = self.turn(task, actions)
         over = turn.over or len(actions) >= self.horizon
-        listed = () if over or not self.listed else self._list_actions(task, turn)
-        return Observation(turn.text if over else turn.text + HELP, listed, turn.reward, over)
+        return Observation(turn.text if over else turn.text + HELP, (), turn.reward, over)
 
     def abstract(self, observation: Observation) -> str:
         """The observation without the line on the actions."""
@@ -176,14 +160,9 @@ class Passages(TurnWorld[_Turn]):
         return self.question(task).answer
 
     def _first(self, task_seed: int) -> _Turn:
-        text = self.questions[task_seed].text
-        return _Turn(f"question: {text}", names=self._read(text))
+        return _Turn(f"question: {self.questions[task_seed].text}")
 
     def _next(self, before: _Turn, action: str, task_seed: int) -> _Turn:
-        turn = self._take(before, action, self.questions[task_seed])
-        return replace(turn, names=tuple(sorted({*before.names, *turn.names})))
-
-    def _take(self, before: _Turn, action: str, question: _Question) -> _Turn:
         read = _ACTION.fullmatch(" ".join(action.split()))
         asked = read[2].strip() if read else ""
         if not read or not asked:
@@ -195,7 +174,7 @@ class Passages(TurnWorld[_Turn]):
             case "lookup":
                 return self._look_up(before, asked)
             case _:
-                right = exact_match(asked, question.answer)
+                right = exact_match(asked, self.questions[task_seed].answer)
                 return _Turn("right" if right else "wrong", float(right), True)
 
     def _search(self, asked: str) -> _Turn:
@@ -207,10 +186,8 @@ class Passages(TurnWorld[_Turn]):
         if not found:
             return _Turn(f"nothing found for {asked[:_LONGEST]!r}")
         shown = [self.passages[place] for place in found]
-        parts = [sentence for passage in shown for sentence in passage.sentences[:_SENTENCES]]
         text = "\n".join(f"{p.title}: {' '.join(p.sentences[:_SENTENCES])}" for p in shown)
-        titles = tuple(passage.title for passage in shown) if self.listed else ()
-        return _Turn(text, open=found[0], names=(*titles, *self._read(*parts)))
+        return _Turn(text, open=found[0])
 
     def _look_up(self, before: _Turn, word: str) -> _Turn:
         if before.open is None:
@@ -222,33 +199,7 @@ class Passages(TurnWorld[_Turn]):
             text = f"{passage.title}: no {'more ' if fitting else ''}sentence with {word[:_LONGEST]!r}"
             return _Turn(text, open=before.open, word=word, shown=at)
         text = f"{passage.title} ({at + 1} of {len(fitting)}): {fitting[at]}"
-        return _Turn(text, open=before.open, word=word, shown=at + 1, names=self._read(fitting[at]))
-
-    def _read(self, *texts: str) -> tuple[str, ...]:
-        """The names in texts, if they are needed."""
-        return tuple(name for text in texts for name in _names(text)) if self.listed else ()
-
-    def _list_actions(self, task: Task, turn: _Turn) -> tuple[str, ...]:
-        asked = [word for word in words(self.question(task).text) if word not in _SMALL]
-        listed = {f"search[{' '.join(asked)}]", "finish[yes]", "finish[no]"}
-        listed |= {f"{kind}[{name}]" for name in turn.names for kind in ("search", "finish")}
-        if turn.open is not None:
-            listed |= {f"lookup[{word}]" for word in asked}
-        return tuple(sorted(listed))
-
-
-def _names(text: str) -> tuple[str, ...]:
-    """Names (runs of words with a capital) and numbers in a text, sorted; of `A and B` also A and B. Small words that begin
-    one are left out."""
-    found = set()
-    for run in _NAME.findall(text):
-        for name in (run, *run.split(" and ")):
-            parts = name.split()
-            while parts and parts[0].lower() in _SMALL:
-                parts = parts[1:]
-            if parts:
-                found.add(" ".join(parts))
-    return tuple(sorted(found))
+        return _Turn(text, open=before.open, word=word, shown=at + 1)
 
 
 # The file

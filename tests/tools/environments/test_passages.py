@@ -105,49 +105,6 @@ def test_gold_and_horizon(tmp_path: Path) -> None:
     assert (last.over, last.reward) == (True, 0.0)
 
 
-# What is listed
-
-
-def test_listed_actions_are_made_of_what_was_read(tmp_path: Path) -> None:
-    path = str(written(tmp_path, SMALL))
-    env = Passages({"file": path, "listed": "1", "split": "test"})
-    task = env.task(0)
-    assert env.name.endswith(",listed=1,split=test")
-    assert env.observe(task, ()).actions == ("finish[no]", "finish[yes]", "search[animal owl hunts eat]")
-    # `The` is no name, and the number of a result is no answer.
-    assert env.observe(task, ["search[pear]"]).actions == (
-        "finish[Pear]",
-        "finish[no]",
-        "finish[yes]",
-        "lookup[animal]",
-        "lookup[eat]",
-        "lookup[hunts]",
-        "lookup[owl]",
-        "search[Pear]",
-        "search[animal owl hunts eat]",
-    )
-    # What was read stays, also after an action that cannot be read.
-    later = env.observe(task, ["search[pear]", "search[owl]", "hm"]).actions
-    assert {"finish[Pear]", "search[Grey owl]"} <= {*later}
-    assert env.observe(task, ["finish[pear]"]).actions == ()
-
-
-def test_a_listed_reader_of_our_file_can_get_every_answer() -> None:
-    """Gold searches, then each word of the question looked up in both passages: the answer is among what is listed."""
-    env = Passages({"listed": "1"}, horizon=100)
-    lacking = []
-    for split, count in (("test", 30), ("dev", 15), ("train", 30)):
-        for n in range(count):
-            task, path = env.task(n, split), list[str]()
-            *searches, answer = env.gold(task)
-            for search in searches:
-                path.append(search)
-                path += [action for action in env.observe(task, path).actions if action.startswith("lookup")]
-            if answer not in env.observe(task, path).actions:
-                lacking.append((env.question(task).text, answer))
-    assert lacking == []
-
-
 # Our file
 
 
