@@ -14,11 +14,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_308, "tests": 74_192}
+LINES: Mapping[str, int] = {"source": 87_305, "tests": 74_192}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,
-    "graphs/agents": 8_367,
+    "graphs/agents": 8_364,
     "graphs/baselines": 1_669,
     "graphs/cli": 2_987,
     "graphs/experiments": 7_680,

@@ -75,7 +75,6 @@ class ICRLMiddleware(LearningMiddleware[ConversationAttempts]):
         self.window = window
         read = SHOWN_RESULT_TOKENS if settings is None else MAX_OBSERVATION_TOKENS
         self._layout = ChatLayout(self.settings.rewards, notes=True, count_tokens=estimate_tokens, max_observation_tokens=read)
-        self._sizes: dict[str, int] = {}
         self._prompt, self._instruct = Prompt.load("icrl/conversations", prompts), plain_instructions("icrl/chat_{}", prompts)
 
     def make_index(self) -> ConversationAttempts:
@@ -99,9 +98,7 @@ class ICRLMiddleware(LearningMiddleware[ConversationAttempts]):
         buffer, number = memory.buffer(task.id, place.thread, hidden, only)
         if not len(buffer):
             return "", {}
-        compose = settings.compose(
-            buffer, render=self._layout.attempt, count_tokens=estimate_tokens, window=window, _sizes=self._sizes
-        )
+        compose = settings.compose(buffer, render=self._layout.attempt, count_tokens=estimate_tokens, window=window)
         state: dict[str, Any] = {"task": task, "run": "", "episode": number, "observation": Observation("")}
         state |= compose(state)  # type: ignore[arg-type]
         recalled = [shown.id for shown in reversed(state["shown"])]
