@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_305, "tests": 74_192}
+LINES: Mapping[str, int] = {"source": 87_287, "tests": 74_167}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,
@@ -48,7 +48,7 @@ ROOMS: Mapping[str, int] = {
     "tools/models": 928,
     "tools/notebook": 1_715,
     "tools/pocket": 320,
-    "tools/serving": 3_372,
+    "tools/serving": 3_354,
     "tools/traces": 740,
     "tools/training": 3_761,
 }

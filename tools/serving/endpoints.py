@@ -5,9 +5,9 @@
 
 import asyncio
 import logging
+import shutil
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -15,8 +15,9 @@ from urllib.parse import quote
 
 from fastapi import Header, Query, Request
 from fastapi import Path as InPath
-from fastapi.responses import Response
+from fastapi.responses import FileResponse, Response
 from pydantic_core import to_json
+from starlette.background import BackgroundTask
 from starlette.types import Receive, Scope, Send
 
 from ...memory.records import ExchangeQuery, Feedback
@@ -305,17 +306,8 @@ class ChatApi:
 
     async def export(self, request: Request, adapter: AdapterName, version: VersionName) -> Response:
         path = await self.backend.export(request.state.tenant.name, adapter, version)
-        try:
-            content = await asyncio.to_thread(path.read_bytes)  # an adapter: a few MB
-        finally:
-            with suppress(OSError):
-                path.unlink()
-                path.parent.rmdir()  # it was alone in there
-        name = f"{adapter}-{path.stem}.zip".encode("ascii", "replace").decode()
-        safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
-        return Response(
-            content, headers={"content-disposition": f'attachment; filename="{safe}"'}, media_type="application/zip"
-        )
+        clear = BackgroundTask(shutil.rmtree, path.parent, ignore_errors=True)  # it was alone in there
+        return FileResponse(path, filename=f"{adapter}-{path.stem}.zip", media_type="application/zip", background=clear)
 
     async def status(self, request: Request) -> Response:
         found = await self.backend.status(request.state.tenant.name)

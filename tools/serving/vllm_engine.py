@@ -42,7 +42,7 @@ import logging
 import os
 import secrets
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,7 @@ class VllmEngine:
     Args:
         model: name of the base model, as the server lists it.
         url: URL of its API, ending in `/v1`.
-        base: fingerprint of the base model. Versions of another one are refused; empty: it is not known and not checked.
+        base: fingerprint of the base model, by which the service refuses versions of another one; empty: it is not known.
         key: the server's API key; default: VLLM_API_KEY of the environment.
         timeout: longest wait for the next piece of a reply, or for another answer, in seconds.
         load_timeout: longest time that a version may take to load, in seconds.
@@ -300,7 +300,7 @@ class VllmEngine:
         that is being unloaded is loaded again afterwards.
 
         Raises:
-            AdapterError: the version is of another base model, or the server refuses it; nothing else has changed.
+            AdapterError: the version's files are gone, or the server refuses it; nothing else has changed.
             Unavailable: the server does not answer, or says that it has loaded the version and does not list it.
         """
         folder = Path(folder)
@@ -311,7 +311,8 @@ class VllmEngine:
         if found is not None and found.folder != folder:
             raise AdapterError(f"version {version} was loaded from another folder; versions do not change, give it a new label")
         if found is None:
-            self._check_base(version, folder)
+            if not (folder / "adapter_config.json").is_file() or not (folder / "adapter_model.safetensors").is_file():
+                raise AdapterError(f"version {version}: its folder has no adapter_config.json or no adapter_model.safetensors")
             found = self._versions[version] = _Version(version, folder)
         try:
             await self._load_on_server(found)
@@ -319,17 +320,6 @@ class VllmEngine:
             if not found.is_listed and not found.num_running:
                 self._versions.pop(version, None)
             raise
-
-    def _check_base(self, label: str, folder: Path) -> None:
-        if not (folder / "adapter_config.json").is_file() or not (folder / "adapter_model.safetensors").is_file():
-            raise AdapterError(f"version {label}: its folder has no adapter_config.json or no adapter_model.safetensors")
-        with suppress(FileNotFoundError):
-            try:
-                base = json.loads((folder / "learner.json").read_text(encoding="utf-8")).get("base", "")
-            except (ValueError, AttributeError) as error:
-                raise AdapterError(f"version {label}: learner.json is corrupt: {error}") from error
-            if self.base and base and base != self.base:
-                raise AdapterError(f"version {label} is of another base model ({base}); this server has {self.base}")
 
     async def _load_on_server(self, version: _Version) -> None:
         async with version.ready:
