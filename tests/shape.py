@@ -61,7 +61,7 @@ FILE, GRAPH_FILE, FUNCTION = 700, 400, 60
 """Most lines of a file, of a file in graphs/, and of a function."""
 LONG_FILES: Mapping[str, str] = {
     "graphs/agents/learner.py": "the hooks of one middleware: what is consulted, recorded and rated around each model call",
-    "graphs/agents/scopes.py": "the memories of a learner, one a scope, with their locks and what each was shown",
+    "graphs/agents/scopes.py": "what an app asks of a learner: feedback, status, export, erasure, a short method each",
     "graphs/wiring/inputs.py": "what a method is built from: each part with its default, and nodes by their names",
     "graphs/serving/administration.py": "what an operator may ask and order, a short method each",
     "tools/local/engine.py": "the scheduler of one thread, whose queues nothing else may touch",

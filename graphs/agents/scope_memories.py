@@ -130,7 +130,7 @@ class ScopeMemories(Generic[Index]):
     method: ClassVar[str] = ""
     """Name of the method in records."""
 
-    def __init__(
+    def _set_up(  # no __init__, whose arguments would be options of a learner
         self, agent: AgentIdentity, plan: TrialPlan, refresh_seconds: float, hold: bool | Callable[[Conversation], bool]
     ) -> None:
         self.agent, self.plan, self.refresh_seconds, self._hold = agent, plan, refresh_seconds, hold

@@ -155,7 +155,7 @@ class ScopedLearner(ArgumentCheck, ScopeMemories[Index]):
         self.max_user_share, self.rewards = float(share), RewardScale(get("reward_range"))
         plan = TrialPlan(get("control", 0.0), get("holdout", 0.0), get("min_lift"))
         agent = AgentIdentity(store, get("name"))
-        ScopeMemories.__init__(self, agent, plan, float(get("refresh_seconds", 1.0)), get("hold", False))
+        self._set_up(agent, plan, float(get("refresh_seconds", 1.0)), get("hold", False))
         methods = (self.feedback, self.retract, self.quarantine, self.rank, self.forget, self.import_conversations)
         if taken := {one for method in methods for one in _arguments(method)} & {*self.scope.names, *self.user.names}:
             raise UserError(
