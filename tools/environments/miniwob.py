@@ -124,16 +124,14 @@ class MiniWob(BrowserWorld):
         async def open_page(page: Page) -> Verdict:
             await self._draw(page, task.seed)
 
-            async def judge(answer: str | None) -> tuple[float, bool]:
+            async def judge() -> tuple[float, bool]:
                 over, reward = await page.evaluate(_RESULT)
                 return (float(reward), True) if over else (0.0, False)
 
             return judge
 
         key = self.name if self._page in TEN else ""
-        return WebTask(
-            task.instruction, self._hosts, open_page, quoted_texts(task.instruction), clicks_by_script=True, tab_key=key
-        )
+        return WebTask(task.instruction, self._hosts, open_page, quoted_texts(task.instruction), tab_key=key)
 
     async def _draw(self, page: Page, seed: int) -> str:
         """Draw the page of a seed; returns its utterance."""
@@ -151,7 +149,7 @@ class MiniWob(BrowserWorld):
         async def open_page(page: Page) -> Verdict:
             said.append(await self._draw(page, seed))
 
-            async def judge(answer: str | None) -> tuple[float, bool]:
+            async def judge() -> tuple[float, bool]:
                 return 0.0, False
 
             return judge

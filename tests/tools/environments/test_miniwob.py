@@ -148,9 +148,9 @@ class TestInABrowser:
             async def open_page(page: Any) -> Verdict:
                 judge = await plain.open(page)
 
-                async def judge_watched(answer: str | None) -> tuple[float, bool]:
+                async def judge_watched() -> tuple[float, bool]:
                     before = (page.url, await page.content())
-                    checks.append(await judge(answer))
+                    checks.append(await judge())
                     assert (page.url, await page.content()) == before
                     return checks[-1]
 

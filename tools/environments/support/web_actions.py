@@ -29,6 +29,8 @@ __all__ = []
 
 KINDS = ("click", "fill", "select", "press", "scroll", "goto", "back", "answer")
 """The kinds of actions."""
+ELEMENT_KINDS = ("click", "fill", "select")
+"""Those that act on an element."""
 _ON_ELEMENTS = {"click": False, "fill": True, "select": True}
 """Kind -> whether it takes a text beside the element."""
 _SHAPE = re.compile(r"\s*(\w+)\s*[\[(](.*)[\])]\s*", re.DOTALL)
@@ -162,13 +164,12 @@ def find_node(action: WebAction, nodes: Sequence[AccessibleNode]) -> AccessibleN
     return found
 
 
-def list_actions(nodes: Sequence[AccessibleNode], texts: Sequence[str], kinds: Sequence[str] = KINDS) -> tuple[str, ...]:
+def list_actions(nodes: Sequence[AccessibleNode], texts: Sequence[str]) -> tuple[str, ...]:
     """The actions on elements that a page admits, sorted: every click and option, and every field with each of the texts.
 
     Args:
         nodes: the page.
         texts: what may be filled in, such as the quoted words of the task.
-        kinds: the kinds of actions that count.
     """
     found = set[WebAction]()
     for node in nodes:
@@ -180,7 +181,7 @@ def list_actions(nodes: Sequence[AccessibleNode], texts: Sequence[str], kinds: S
             found |= {element_action("select", node, option) for option in node.options if option != node.value}
         else:
             found.add(element_action("click", node))
-    return tuple(sorted({str(action) for action in found if action.kind in kinds}))
+    return tuple(sorted(map(str, found)))
 
 
 def effective_actions(actions: Sequence[WebAction], most: int = 20) -> tuple[str, ...]:

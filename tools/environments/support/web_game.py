@@ -4,13 +4,13 @@ Whatever a page does, a step ends in an observation: what could not be done, or 
 
 | the page | the step |
 |---|---|
-| has lost the element since it was seen, or covers it | is refused, says so |
-| does not load in time | stops loading, says so; what is there is shown. The first page of a task: raises |
+| has lost the element since it was seen, or hides the field | is refused, says so |
 | opens a dialog (alert, confirm, prompt) | accepts it and quotes it; else it would block the page for ever |
-| opens a new tab | opens it in this tab, so that `back[]` leads back; where that fails, goes on in the new one, which `back[]` closes |
-| offers a download | refuses it |
-| leads to a site that is not the task's | goes back; other hosts are not reached at all, not even by scripts |
+| asks for another host | gets nothing: no host but the task's is reached |
+| does not open in time at the start, or spins | raises: the game died |
 | dies, or the browser does, or Playwright's driver | raises; the game is then replayed in a fresh one (`live.py`) |
+
+A click is an event of its element, wherever that lies, so that what covers the element does not count.
 """
 
 from __future__ import annotations
@@ -24,23 +24,22 @@ from ....memory.records import Observation
 from .accessibility import AccessibleNode, page_text, read_snapshot
 from .chromium import shared_chromium
 from .page_templates import HostMap, page_template
-from .web_actions import WebAction, effective_actions, element_action, find_node, list_actions, read_web_action
+from .web_actions import ELEMENT_KINDS, WebAction, effective_actions, element_action, find_node, list_actions, read_web_action
 from .web_tab import WebTab
 
 if TYPE_CHECKING:
-    from playwright.async_api import Browser, Locator, Page
+    from playwright.async_api import Browser, Page
 
 __all__ = []
 
-Verdict = Callable[[str | None], Awaitable[tuple[float, bool]]]
-"""Asks for (reward, whether the episode is over) after a step; the text is the agent's answer, if it gave one."""
+Verdict = Callable[[], Awaitable[tuple[float, bool]]]
+"""Asks for (reward, whether the episode is over) after a step."""
 
 _ELEMENT_SECONDS = 3.0
 _CLICK = """element => {
   if (element instanceof SVGElement) ['mousedown', 'mouseup', 'click'].forEach(kind => element.dispatchEvent(new Event(kind)));
   else { element.click(); element.focus(); }
 }"""
-_SCROLL = "up => window.scrollBy(0, (up ? -0.8 : 0.8) * window.innerHeight)"
 
 
 @dataclass(frozen=True)
@@ -54,14 +53,8 @@ class WebTask:
     """Opens the first page, and returns what judges the steps. It must not act on the agent's page."""
     texts: tuple[str, ...] = ()
     """What may be filled in, for the list of admissible actions."""
-    kinds: tuple[str, ...] = ("click", "fill", "select")
-    """The kinds of actions that are possible."""
-    shows_title: bool = False
-    """True if the title tells kinds of pages apart that have the same address."""
     seconds: float = 10.0
-    """Time in which a page has to load."""
-    clicks_by_script: bool = False
-    """True if a click is an event of its element wherever that lies; else the mouse clicks there, and what covers the element counts."""
+    """Time in which the first page has to load."""
     tab_key: str = ""
     """Episodes with the same key may use a tab one after the other; empty: each has a fresh one, without history and cookies."""
 
@@ -142,17 +135,16 @@ class WebGame:
         action: WebAction | None = None
         try:
             action = read_web_action(text)
-            if action.kind not in self.task.kinds:
-                raise ValueError(f"{action.kind} is not possible here; there are {', '.join(self.task.kinds)}")
+            if action.kind not in ELEMENT_KINDS:
+                raise ValueError(f"{action.kind} is not possible here; there are {', '.join(ELEMENT_KINDS)}")
             action = await self._act(self._tab, action)
         except ValueError as refusal:
             self._tab.notices.append(f"refused: {refusal}")
             action = None
         await self._tab.settle()
-        answer = action.text if action is not None and action.kind == "answer" else None
         # Both at once: neither changes the page, and the browser works on one while the other's message is on its way.
-        (reward, over), page = await asyncio.gather(self._verdict(answer), self._read_page())
-        return self._show(page, reward, over=over or answer is not None, taken=action)
+        (reward, over), page = await asyncio.gather(self._verdict(), self._read_page())
+        return self._show(page, reward, over=over, taken=action)
 
     async def _act(self, tab: WebTab, action: WebAction) -> WebAction:
         """Take an action. Returns it with its element by role and name.
@@ -162,45 +154,35 @@ class WebGame:
         """
         from playwright.async_api import Error, TimeoutError
 
+        node = find_node(action, self._nodes)
+        element, limit = tab.page.locator(f"aria-ref={node.ref}"), 1000 * _ELEMENT_SECONDS
+        missing = f"{node.role} {node.name!r} is no longer on the page"
         try:
-            if action.kind in ("click", "fill", "select"):
-                node = find_node(action, self._nodes)
-                await _act_on(tab, tab.page.locator(f"aria-ref={node.ref}"), action, node, self.task.clicks_by_script)
-                return element_action(action.kind, node, action.text)
-            await self._act_on_page(tab, action)
+            if not await element.count():
+                raise ValueError(missing)
+            # A reference is known in Playwright's own world of scripts only: `evaluate` finds it, `evaluate_all` and `dispatch_event` do not.
+            match action.kind:
+                case "click":
+                    await element.evaluate(_CLICK)  # it is there: on a busy machine the script may only be slow
+                case "fill":
+                    await element.fill(action.text, timeout=limit)
+                case _:
+                    await element.select_option(label=action.text, timeout=limit)
         except TimeoutError as cause:
             tab.check_alive(cause)
-            await tab.stop_loading()
+            hidden = f"{node.role} {node.name!r} cannot be reached: it is covered, hidden or moving"
+            raise ValueError(missing if action.kind == "click" else hidden) from cause
         except Error as cause:
             tab.check_alive(cause)
-            reason = str(cause).splitlines()[0].partition(": ")[2] or str(cause)
-            if "net::" not in reason:
-                raise ValueError(reason) from cause
-            tab.notices.append(f"the page cannot be opened ({reason.partition(' ')[0]})")
-        return action
-
-    async def _act_on_page(self, tab: WebTab, action: WebAction) -> None:
-        page = tab.page
-        match action.kind:
-            case "back":
-                await tab.go_back()
-            case "goto":
-                await page.goto(self.task.hosts.resolve(action.text), wait_until="domcontentloaded")
-            case "scroll":
-                await page.evaluate(_SCROLL, action.text.lower() == "up")
-            case "press":
-                focused = page.locator(":focus")
-                await (focused.press(action.text) if await focused.count() == 1 else page.keyboard.press(action.text))
+            raise ValueError(str(cause).splitlines()[0].partition(": ")[2] or str(cause)) from cause
+        return element_action(action.kind, node, action.text)
 
     async def _read_page(self) -> tuple[str, str]:
         """The kind of the page, and its snapshot."""
         assert self._tab is not None
         page = self._tab.page
-        if not self.task.shows_title:
-            snapshot = await page.aria_snapshot(mode="ai")
-            return page_template(page.url, self.task.hosts), snapshot
-        snapshot, title = await asyncio.gather(page.aria_snapshot(mode="ai"), page.title())
-        return f'{page_template(page.url, self.task.hosts)} "{title}"', snapshot
+        snapshot = await page.aria_snapshot(mode="ai")
+        return page_template(page.url, self.task.hosts), snapshot
 
     def _show(self, page: tuple[str, str], reward: float, *, over: bool, taken: WebAction | None = None) -> Observation:
         assert self._tab is not None
@@ -210,45 +192,4 @@ class WebGame:
         self._tab.notices.clear()
         text = f"the episode is over, reward {reward:g}" if over else page_text(self._nodes)
         text = self._log.write(kind, self.task.instruction, text, notice=notice, taken=taken)
-        return Observation(text, () if over else self._list_actions(), reward, over)
-
-    def _list_actions(self) -> tuple[str, ...]:
-        listed = list_actions(self._nodes, self.task.texts, self.task.kinds)
-        further = ["back[]"] if "back" in self.task.kinds and (self._log.before or self._log.done) else []
-        return tuple(sorted({*listed, *further}))
-
-
-async def _act_on(tab: WebTab, element: Locator, action: WebAction, node: AccessibleNode, by_script: bool) -> None:
-    """Act on an element.
-
-    Raises:
-        ValueError: it has gone, or cannot be reached.
-    """
-    from playwright.async_api import TimeoutError
-
-    missing = ValueError(f"{node.role} {node.name!r} is no longer on the page")
-    if not await element.count():
-        raise missing
-    before, limit = tab.page.url, 1000 * _ELEMENT_SECONDS
-    if by_script and action.kind == "click":
-        # A reference is known in Playwright's own world of scripts only: `evaluate` finds it, `evaluate_all` and `dispatch_event` do not.
-        try:
-            await element.evaluate(_CLICK)  # it is there: on a busy machine the script may only be slow
-        except TimeoutError as cause:
-            tab.check_alive(cause)
-            raise missing from cause
-        return
-    try:
-        match action.kind:
-            case "click":
-                await element.click(timeout=limit)
-            case "fill":
-                await element.fill(action.text, timeout=limit)
-            case _:
-                await element.select_option(label=action.text, timeout=limit)
-    except TimeoutError as cause:
-        tab.check_alive(cause)
-        if "navigat" in str(cause):  # the click is done, and leads to a page that has not answered yet
-            await tab.page.wait_for_url(lambda url: url != before, wait_until="commit")
-            return
-        raise ValueError(f"{node.role} {node.name!r} cannot be reached: it is covered, hidden or moving") from cause
+        return Observation(text, list_actions(self._nodes, self.task.texts), reward, over)

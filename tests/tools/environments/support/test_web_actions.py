@@ -126,7 +126,6 @@ def test_admissible_actions_are_sorted_and_lead_back_to_their_elements() -> None
     for text in actions:
         action = read_web_action(text)
         assert str(element_action(action.kind, find_node(action, PAGE), action.text)) == text
-    assert list_actions(PAGE, (), ("select",)) == actions[-1:]
 
 
 def test_what_has_no_effect_left_is_not_remembered() -> None:
