@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...memory.errors import CommandError, UserError
 from ...memory.records import Exchange, Reply
-from ..arms import preset_names
+from ..arms import find_user_object, preset_names
 from ..claas import CLaaS
 from .flags import parse_options_and_settings
 from .serve_context import CONTEXT, build_context_service, context_base
@@ -102,8 +102,11 @@ def _check_folder(out: Path) -> None:
 
 
 def _check_learning(options: ServeOptions, settings: CLaaS) -> None:
-    """Check the method of --learn, the chats of --retention-file, and as far as it is known without the model that --out is of its base."""
+    """Check the method of --learn, the agent of --graph, the chats of --retention-file, and as far as it is known without the model that
+    --out is of its base."""
     _check_base(options, settings, context_base(options, settings) if options.learn else "")
+    if options.graph:
+        find_user_object(*options.graph.rsplit(":", 1))
     if options.retention_file is not None:
         from ...tools.training.sft import read_chats
 

@@ -149,9 +149,9 @@ class ServeOptions:
                 raise UserError(f"serve: --{name.replace('_', '-')} is at least 1, got {count}")
         if self.prompts is not None and not self.prompts.is_dir():
             raise UserError(f"serve: --prompts {self.prompts} is no folder; it has prompt files, such as claas/hindsight.md")
-        for name, port in (("port", self.port), ("livez-port", self.livez_port or 0)):
-            if not 0 <= port < 65536:
-                raise UserError(f"serve: --{name} is from 0 to 65535, got {port}")
+        for name, port, least in (("port", self.port, 0), ("livez-port", 1 if self.livez_port is None else self.livez_port, 1)):
+            if not least <= port < 65536:
+                raise UserError(f"serve: --{name} is from {least} to 65535, got {port}")
         if self.no_auth and self.host not in LOOPBACK_HOSTS:
             raise UserError(
                 f"serve: --no-auth lets every client in and needs --host 127.0.0.1, not {self.host}; give --api-key KEY"

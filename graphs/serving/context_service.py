@@ -40,8 +40,8 @@ LOG = logging.getLogger("learngraph.service")
 
 LEARNERS = ("adamem", "icrl", "lessons", "reasoning-bank")
 """Values of --learn, as graphs/agents/methods.py names them."""
-
-
+CRITIC_FAILS = "the model that writes lessons fails at half of its studies, or cannot be asked: held_up of /v1/status says how"
+"""Reason for which the service is degraded: nothing new is learned."""
 ROUTES = {
     r"call feedback\(thread_id, reward=\.\.\.\)": "POST /v1/feedback",
     r"give control=0\.1 or holdout=0\.05, then feedback": "POST /v1/feedback",
@@ -193,6 +193,8 @@ class ContextService(Service):
             await self._vital_signs()
         except Unavailable as error:
             found |= {"state": "degraded", "why": found["why"] or str(error)}
+        if failures or any(row["kind"] == "critic" for row in found.get("held_up", ())):
+            found |= {"state": "degraded", "why": found["why"] or CRITIC_FAILS}
         for row in found.get("scopes", ()):
             scope = {"tenant": tenant, "adapter": row["adapter"]}
             row["learned"] = name_routes(learned.get(row["adapter"], "")).splitlines()

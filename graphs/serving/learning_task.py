@@ -102,13 +102,7 @@ class LearningTask:
         live: the versions that answer, which are told when another one may be live than before.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        replay: Replay,
-        metrics: ServiceMetrics,
-        live: LiveVersions,
-    ) -> None:
+    def __init__(self, graph: Graph, replay: Replay, metrics: ServiceMetrics, live: LiveVersions) -> None:
         self._graph = graph
         self._replay = replay
         self._metrics = metrics

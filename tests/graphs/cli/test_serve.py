@@ -99,7 +99,7 @@ def test_a_port_in_use_is_said_before_a_model_is_loaded(capsys: pytest.CaptureFi
     ("args", "said"),
     [
         (["--port", "70000"], "--port is from 0 to 65535"),
-        (["--livez-port", "70000"], "--livez-port is from 0 to 65535"),
+        (["--livez-port", "0"], "--livez-port is from 1 to 65535"),
         (["--model", "vllm:x"], "--base-url"),
         (["--model", "nope"], "pocket, guard, local:PATH_OR_NAME or vllm:MODEL"),
         (["--model", "openai:foo"], "the weights of openai:foo are not ours to train"),

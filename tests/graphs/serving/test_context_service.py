@@ -308,7 +308,9 @@ async def test_a_critic_that_fails_is_named_where_an_operator_looks(
         assert "()" not in str(scope)
         assert why in (await acme.get("/status")).json()["learner"]["error"]
         assert (await rival.get("/status")).json()["learner"]["error"] == ""
-        assert "critic" in {row["kind"] for row in (await acme.get("http://x/healthz")).json()["held_up"]}
+        health = (await acme.get("http://x/healthz")).json()
+        assert (health["status"], "critic" in {row["kind"] for row in health["held_up"]}) == ("degraded", True)
+        assert (await rival.get("/status")).json()["state"] == "ok"
         assert (await rival.get("/status")).json()["scopes"][0]["held_up"][0]["kind"] == "too few"
 
 
@@ -541,6 +543,7 @@ async def test_a_provider_that_hangs_or_sends_half_a_stream_is_told_in_a_sentenc
         (["--model", "guard", "--graph", "my_app:make_agent"], "give --learn"),
         (["--model", "guard", "--unlearned-tools", "look"], "--unlearned-tools is for learning in prompts; give --learn"),
         (["--model", "openai:gpt", "--learn", "icrl", "--graph", "./my_app.py:no_agent"], "it returned an OpenAIChatModel"),
+        (["--model", "openai:gpt", "--learn", "icrl", "--graph", "./my_app.py:mak_agent"], "did you mean make_agent?"),
     ],
 )
 def test_what_does_not_go_together_is_said(
@@ -550,7 +553,8 @@ def test_what_does_not_go_together_is_said(
     Path("my_app.py").write_text(AGENT)
     monkeypatch.setitem(os.environ, "OPENAI_API_KEY", "k")
     assert cli.main(["serve", *flags, "--api-key", "k", "--out", "out", "--port", "0"]) == 2
-    assert told in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert (told in said, "opening" in said) == (True, "returned" in told)
 
 
 @pytest.mark.parametrize("wrong", [["--learn", "icl"], ["--learn", "icrl", "--max-user-share", "0"]])
