@@ -14,21 +14,21 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_139, "tests": 74_082}
+LINES: Mapping[str, int] = {"source": 87_127, "tests": 74_091}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,
     "graphs/agents": 8_364,
     "graphs/baselines": 1_669,
-    "graphs/cli": 2_987,
+    "graphs/cli": 2_990,
     "graphs/experiments": 7_680,
     "graphs/presets": 108,
-    "graphs/serving": 2_479,
+    "graphs/serving": 2_475,
     "graphs/studio": 2_232,
     "graphs/wiring": 4_998,
     "memory": 1_501,
     "memory/attempts": 653,
-    "memory/claas": 2_823,
+    "memory/claas": 2_816,
     "memory/conversations": 2_995,
     "memory/lessons": 1_335,
     "memory/returns": 1_062,
@@ -38,7 +38,7 @@ ROOMS: Mapping[str, int] = {
     "nodes/act": 1_921,
     "nodes/evaluate": 864,
     "nodes/extract": 2_041,
-    "nodes/learn": 1_565,
+    "nodes/learn": 1_558,
     "nodes/retrieve": 2_193,
     "nodes/synthesize": 1_318,
     "nodes/update": 2_078,
@@ -50,7 +50,7 @@ ROOMS: Mapping[str, int] = {
     "tools/pocket": 320,
     "tools/serving": 3_354,
     "tools/traces": 740,
-    "tools/training": 3_761,
+    "tools/training": 3_764,
 }
 """Most lines of each room; the files at the top of a folder are a room, too."""
 ARROWS_UP = 2

@@ -21,7 +21,7 @@ KINDS = {
     "erased": "DELETE /v1/experiences with withdraw=true, or POST /v1/adapters/NAME/rollback",
     "too few": "more feedback",
     "ahead": "feedback on new replies",
-    "learned": "nothing is amiss: new wishes are learned as they come",
+    "learned": "new wishes are learned as they come; the newest corrections (up to four) teach with the next feedback: the gate reads them first",
     "nothing to learn": "words, or rewards that differ: feedback on good replies and on bad ones",
     "gate": "feedback on new replies, or a wider bound",
     "resting": "the next feedback wakes it",

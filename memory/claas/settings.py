@@ -148,7 +148,7 @@ class TeacherSettings:
     """The teacher reads the text of the feedback. False: only whether the reward was above 0."""
     rewrites: int = 32
     """Longest reply, in tokens, that is written anew by the words of its feedback and learned as it should have been (for `mixed`).
-    Longer replies, replies of which the teacher is less than 1/2 sure of a word, and with 0 all replies are drawn towards the teacher as
+    Longer replies, blamed ones of which the teacher is less than 1/2 sure of a word, and with 0 all replies are drawn towards the teacher as
     they were, as in the paper."""
     repairs: int = 12
     """Further updates of a step, at most, while it has not learned the replies that should have been, or has lost liked ones (for
@@ -159,15 +159,8 @@ class TeacherSettings:
 
     def __post_init__(self) -> None:
         check_bounds(self, "loss.teacher", divergence=(0, 1), ema_rate=(0, 1), learner_share=(0, 1))
-        check_bounds(
-            self,
-            "loss.teacher",
-            sync_every=(1, math.inf),
-            top_k=(0, math.inf),
-            rewrites=(0, math.inf),
-            repairs=(0, math.inf),
-            hint_weight=(0, LARGEST),
-        )
+        least_0 = dict.fromkeys(("top_k", "rewrites", "repairs"), (0, math.inf))
+        check_bounds(self, "loss.teacher", **least_0, sync_every=(1, math.inf), hint_weight=(0, LARGEST))
 
 
 @dataclass(frozen=True)

@@ -126,12 +126,8 @@ class ScopedCorrectedBatch(AdapterScope, CorrectedBatch):
     """The same, and its adapter."""
 
 
-class CorrectedBatchWithReason(CorrectedBatch, WhyChannel):
-    """The same, and the reason why nothing is learned."""
-
-
-class SkippedBatch(CorrectedBatchWithReason, total=False):
-    """The same, and the result of a step that taught nothing."""
+class SkippedBatch(CorrectedBatch, WhyChannel, total=False):
+    """The same, the reason why nothing is learned, and the result of a step that taught nothing."""
 
     update: Update
 
@@ -536,11 +532,8 @@ class Promote:
     """Share of requests; 0: all at once."""
 
     def __call__(self, state: GatedCandidate) -> Outcome:
-        versions, candidate, about = (
-            self.versions(*scope(state)),
-            state["candidate"],
-            {"gate": [asdict(check) for check in state["checks"]]},
-        )
+        versions, candidate = self.versions(*scope(state)), state["candidate"]
+        about = {"gate": [asdict(check) for check in state["checks"]]}
         why = "passed the gate" if len(state["checks"]) > 1 else "no gate is set"
         change = versions.make_canary if self.canary_share > 0 else versions.promote
         try:
