@@ -169,9 +169,9 @@ def read_thread(learner: Any, state: Any, messages_key: str) -> dict[str, Any]:
     """The state with the channels of its thread, and with the values of the scope that the run gives, or the thread has."""
     plain, kept = read_state(state, messages_key), learner.kept_threads
     known = kept.added_to(plain)
-    found = learner.find_scope(known, find_runtime(), begins=begins_turn(learner, known["messages"]))
-    values = {**known["scope_values"], **found.get("scope_values", {})}
-    return {**kept.added_to(plain, values), "scope_values": values}
+    begins = begins_turn(learner, known["messages"])  # also anew, where the thread has gone back in time
+    values = {**known["scope_values"], **learner.find_scope(known, find_runtime(), begins=begins).get("scope_values", {})}
+    return {**kept.added_to(plain, values), "scope_values": values, **({"learning": []} if begins else {})}
 
 
 def begins_turn(learner: Any, messages: Sequence[Any]) -> bool:

@@ -552,7 +552,8 @@ class ScopedLearner(ArgumentCheck, ScopeMemories[Index]):
         numbered = {turn.id: number for number, turn in enumerate(talk.turns, 1)}
         for turn in talk.turns:
             number = numbered[turn.id]
-            lines.append(f"turn {number}{', which the thread has left by going back in time' * (turn.id in gone)}:")
+            sent = f", sent {short(turn.steps[0].observation_text, 60)!r}" if turn.branch_of and turn.steps else ""
+            lines.append(f"turn {number}{sent}{', which the thread has left by going back in time' * (turn.id in gone)}:")
             mine = [entry for entry in turn.advice if entry.get("method", self.method) == self.method]
             accounts = [self.describe(entry) for entry in mine] or [["no advice was recorded"]]
             for (first, *more), (_, *before) in zip(accounts, [[""], *accounts], strict=False):

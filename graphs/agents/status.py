@@ -63,11 +63,6 @@ class LearnerStatus:
     """Sentences of the method about itself."""
 
     @property
-    def share(self) -> float:
-        """Share of the model calls with something recalled, shown or not, in [0, 1]."""
-        return (self.recalled + self.unshown) / self.consulted if self.consulted else 0.0
-
-    @property
     def failures_of_critic(self) -> list[str]:
         """The failures of the critic, a sentence each: that it could not be asked, and that its replies were of no use."""
         found = []
@@ -99,20 +94,21 @@ class LearnerStatus:
         if self.alike:
             found.append(f"{plural(self.alike, 'group')} of conversations had equal rewards, and nothing to compare")
         is_written = self.lessons or not self.waiting  # else that keeps it from being recalled
-        is_known = is_written and (self.consulted >= FEW or self.nearest)  # else memory may have been empty until now
+        asked, found_some = self.consulted - self.early, self.recalled + self.unshown
         if self.studied and not self.lessons:
             found.append(
                 f"the critic has kept no lesson of what it studied, {self.studied} in all, so that there is nothing to recall"
             )
         elif self.guarded:
             found.append("what was alike had mostly been taught by so few users that only they are shown it (user=)")
-        elif is_written and self.rated and self.consulted >= FEW and not self.nearest and not self.share:
+        elif is_written and self.rated and self.consulted >= FEW and not self.nearest and not found_some:
             why = f"is recalled: that takes {self.needs}" if self.needs else f"was alike: {self.remedy}"
             early = f"all {plural(self.consulted, 'model call')} came before there was anything to recall"
-            found.append(early if self.early == self.consulted else f"nothing that was rated {why}")
-        elif self.rated and self.consulted and is_known and self.share < LOW_SHARE:
-            near = f", where the nearest had similarity {self.nearest:.2f}" if self.nearest is not None else ""
-            found.append(f"recalled in {self.share:.0%} of {plural(self.consulted, 'model call')}: {self.remedy}{near}")
+            found.append(f"nothing that was rated {why}" if asked else early)
+        elif is_written and self.rated and (asked >= FEW or self.nearest) and found_some < LOW_SHARE * asked:
+            near = f", where the nearest had similarity {self.nearest:.2f}" if self.nearest else ""
+            calls = plural(asked, "model call") + " since there was something to recall" * bool(self.early)
+            found.append(f"recalled in {found_some / asked:.0%} of {calls}: {self.remedy}{near}")
         return tuple(found)
 
     def __str__(self) -> str:

@@ -188,7 +188,8 @@ def with_beginning(turn: Turn, before: Turn, again: int) -> Turn:
 def has_gone_on(known: Conversation, turn: Turn) -> bool:
     """True if a recorded turn had ended, and has further replies now: a run may begin without a user's message, by an event."""
     before = turn_of_id(known, turn.id)
-    return before is not None and _has_ended(before) and {*before.replies} < {*turn.replies}
+    has_ended = before is not None and bool(before.steps) and before.steps[-1].action.startswith(REPLY)
+    return before is not None and has_ended and {*before.replies} < {*turn.replies}
 
 
 def is_replaced(known: Conversation, turn: Turn) -> bool:
@@ -207,22 +208,14 @@ def with_later_part(known: Conversation, ratings: Sequence[Rating], turn: Turn) 
     return turn
 
 
-def _has_ended(turn: Turn) -> bool:
-    """True if its last step is a reply in words."""
-    return bool(turn.steps) and turn.steps[-1].action.startswith(REPLY)
-
-
 def set_aside(known: Conversation, ratings: Sequence[Rating], turn: Turn) -> tuple[Conversation, tuple[Rating, ...]] | None:
     """The conversation and its ratings with a regenerated turn under an id of its own, so that the new one does not take its place; None:
     none was regenerated.
 
-    A turn is regenerated where the new run does not have its reply. What has not ended, and nobody has rated, is not kept.
+    A turn is regenerated where the new run does not have its reply.
     """
     before = turn_of_id(known, turn.id)
     if before is None or not before.replies or before.replies[-1] in turn.replies or turn.branch_of:
-        return None
-    is_rated = any(one.turn == turn.id for one in ratings)
-    if not is_rated and not _has_ended(before):
         return None
     id = f"{before.id}/{before.replies[-1]}"
     turns = [replace(one, id=id) if one is before else one for one in known.turns]

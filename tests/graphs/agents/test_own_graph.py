@@ -140,6 +140,22 @@ def test_a_call_that_ends_a_turn_is_rated_at_the_end_node(schema: Any, awaited: 
     assert learner.status(tenant="acme").notes == ()
 
 
+@pytest.mark.parametrize("schema", [MessagesState, Model, LearningState])
+def test_a_call_that_ended_a_turn_is_rated_after_its_thread_went_back_to_before_it(schema: Any) -> None:
+    learner, thread = SynapseMiddleware(InMemoryStore()), config("t")
+    builder = StateGraph(schema).add_node("model", learner.node(scripted(call(0), call(1)), [desk.lookup_order]))
+    builder.add_node("tools", ToolNode([desk.lookup_order])).add_node("end", learner.end_node())
+    builder.add_edge(START, "model").add_edge("model", "tools").add_edge("tools", "end")
+    graph = builder.compile(checkpointer=InMemorySaver())
+    first = graph.invoke({"messages": desk.ticket(0)[0]}, thread)["messages"][1].id
+    (before,) = [one.config for one in graph.get_state_history(thread) if one.next == ("model",)]
+    second = graph.invoke(None, before)["messages"][1].id
+    learner.feedback(message_id=second, reward=1.0, tenant="acme")
+    learner.feedback(message_id=first, reward=0.0, tenant="acme")
+    assert [one.reward for one in learner._conversations({"tenant": "acme"}).ratings("t")] == [0.0, 1.0]
+    assert [len(turn.advice) for turn in learner.conversation("t", tenant="acme").turns] == [1, 1]
+
+
 def test_a_turn_that_no_node_ends_is_said_to_wait_for_its_reward() -> None:
     learner = SynapseMiddleware(InMemoryStore(), reward=lambda talk: 1.0)
     builder = StateGraph(MessagesState).add_node("model", learner.node(scripted(call(0)), [desk.lookup_order]))
@@ -190,6 +206,7 @@ def test_a_branch_is_rated_by_the_id_of_its_reply_and_the_thread_rates_the_rest(
         found = learner._conversations({"tenant": "acme"}).trajectories.all()
         return {one.transitions[-1].action.removeprefix("reply: Of "): (one.value, one.note) for one in found}
 
+    assert learner.explain("a", tenant="acme").count(", sent '") == 3 - shared
     learner.feedback(message_id=second, reward=0.0, text="wrong part", tenant="acme")
     assert rated() == {"part 1": (0.0, "wrong part")}
     learner.feedback("a", reward=1.0, tenant="acme")

@@ -336,6 +336,12 @@ def test_status_says_what_would_make_states_alike() -> None:
     )
     assert LearnerStatus("icrl", 9, 40, 0, early=9).problems[0].startswith("nothing that was rated was alike: states are")
     assert "state_key" not in str(LearnerStatus("reasoning-bank", 9, 40, 0, waiting=9))
+    assert LearnerStatus("reasoning-bank", 2, 21, 9, early=12, lessons=1, nearest=0.0).problems == (), (
+        "memory was empty until then"
+    )
+    (said,) = LearnerStatus("jitrl", 9, 40, 6, early=12, nearest=0.0).problems
+    assert said.startswith("recalled in 21% of 28 model calls since there was something to recall: states")
+    assert "nearest" not in said
 
 
 def test_the_log_says_once_that_nothing_is_recalled(caplog: pytest.LogCaptureFixture) -> None:
