@@ -14,11 +14,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_127, "tests": 74_091}
+LINES: Mapping[str, int] = {"source": 87_129, "tests": 74_085}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,
-    "graphs/agents": 8_364,
+    "graphs/agents": 8_361,
     "graphs/baselines": 1_669,
     "graphs/cli": 2_990,
     "graphs/experiments": 7_680,
@@ -29,7 +29,7 @@ ROOMS: Mapping[str, int] = {
     "memory": 1_501,
     "memory/attempts": 653,
     "memory/claas": 2_816,
-    "memory/conversations": 2_995,
+    "memory/conversations": 3_000,
     "memory/lessons": 1_335,
     "memory/returns": 1_062,
     "memory/search": 1_506,
