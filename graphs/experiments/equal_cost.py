@@ -1,4 +1,4 @@
-"""Scores by what they cost: the newest score and the running maximum after so many rounds, tokens, calls or seconds. Pure functions.
+"""Scores by what they cost: the newest score and the running maximum after so many rounds, or tokens. Pure functions.
 
 Methods are compared at the same number of rounds (episodes) in the table of a run. Here they are compared at the same cost, as
 their rounds may cost ten times as much as one another's.
@@ -23,30 +23,21 @@ from .results import SeedResult
 
 __all__ = []
 
-Cost = Literal["tokens", "calls", "seconds"]
 Kind = Literal["newest", "best"]
-COSTS: tuple[Cost, ...] = ("tokens", "calls", "seconds")
 KINDS: tuple[Kind, ...] = ("newest", "best")
 Methods = Sequence[Sequence[SeedResult]]
 """For each method its results, one per seed."""
 
 
-def costs_so_far(result: SeedResult, cost: Cost) -> list[float] | None:
-    """The costs of a run up to the end of each of its episodes; None where that was not measured, or nothing was spent."""
-    each: Sequence[float | None] = {
-        "tokens": result.tokens_by_episode,
-        "calls": result.calls_by_episode,
-        "seconds": result.seconds,
-    }[cost]
-    known = [amount for amount in each if amount is not None]
-    if len(known) < len(result.scores) or not any(known):
-        return None
-    return list(accumulate(known))
+def tokens_so_far(result: SeedResult) -> list[int] | None:
+    """The tokens of a run up to the end of each of its episodes; None where they were not counted, or none was spent."""
+    known = result.tokens_by_episode
+    return list(accumulate(known)) if len(known) >= len(result.scores) and any(known) else None
 
 
-def score_within(result: SeedResult, budget: float, cost: Cost, kind: Kind = "newest") -> float | None:
-    """The score that a run has within a budget, by the rule of the module; None before its first episode is over."""
-    spent = costs_so_far(result, cost)
+def score_within(result: SeedResult, budget: float, kind: Kind = "newest") -> float | None:
+    """The score that a run has within a budget of tokens, by the rule of the module; None before its first episode is over."""
+    spent = tokens_so_far(result)
     finished = bisect_right(spent, budget) if spent else 0
     if not finished:
         return None
@@ -75,17 +66,17 @@ def equal_cost_table(methods: Methods) -> str:
 
     A method that spends none, or has no score by then on some seed, is left out; of fewer than two methods there is no table.
     """
-    spending = [seeds for seeds in methods if all(costs_so_far(a, "tokens") for a in seeds)]
-    budget = min((spent[-1] for seeds in spending for a in seeds if (spent := costs_so_far(a, "tokens"))), default=0.0)
-    ready = [seeds for seeds in spending if all(score_within(a, budget, "tokens") is not None for a in seeds)]
+    spending = [seeds for seeds in methods if all(tokens_so_far(a) for a in seeds)]
+    budget = min((spent[-1] for seeds in spending for a in seeds if (spent := tokens_so_far(a))), default=0.0)
+    ready = [seeds for seeds in spending if all(score_within(a, budget) is not None for a in seeds)]
     if len(ready) < 2:
         return ""
     lead = f"{ready[0][0].method} is ahead by"
     lines = [[f"after {budget:,.0f} tokens", "episodes", "newest score", lead, "best so far", lead]]
     for seeds in ready:
-        cells = [f"{mean([float(bisect_right(spent, budget)) for a in seeds if (spent := costs_so_far(a, 'tokens'))]):.1f}"]
+        cells = [f"{mean([float(bisect_right(spent, budget)) for a in seeds if (spent := tokens_so_far(a))]):.1f}"]
         for kind in KINDS:
-            ours, theirs = ({a.seed: score_within(a, budget, "tokens", kind) for a in some} for some in (ready[0], seeds))
+            ours, theirs = ({a.seed: score_within(a, budget, kind) for a in some} for some in (ready[0], seeds))
             scores = [score or 0.0 for score in theirs.values()]
             test = None if seeds is ready[0] else paired_test(ours, theirs)
             cells += [with_interval(mean(scores), interval(scores)), "–" if test is None else test.as_text()]

@@ -1,4 +1,4 @@
-"""All that matplotlib draws of runs: curves by episode and by cost, and what others need to draw theirs.
+"""All that matplotlib draws of runs: curves by episode, and what others need to draw theirs.
 
 The picture of a run (`draw_learning_curves`) has these panels, episode by episode:
 
@@ -19,7 +19,7 @@ from typing import Any
 
 from ...nodes.cached_model import Prices
 from ...nodes.evaluate.statistics import PairedTest, interval, mean, paired_test
-from .equal_cost import COSTS, Kind, Methods, costs_so_far, score_within
+from .equal_cost import Methods
 from .measures import METRICS
 from .results import SeedResult, last_episodes, optimum_name
 from .tables import ResultTable
@@ -34,10 +34,6 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 """Marks of single points, one per method."""
 MOST_RAW_EPISODES = 14
 """Runs of at most so many episodes are drawn as they are, without a moving average."""
-_POINTS = 120
-"""Points of a curve over a cost."""
-_MOST_BANDS = 3
-"""Methods up to which curves over a cost have bands; more of them hide one another."""
 _LABELS = {"": "{}", "ahead": "ahead of\n{}", "behind": "behind\n{}", "not told apart": "not told apart\nfrom {}"}
 """Verdict on a paired difference -> the label of its row."""
 
@@ -98,7 +94,7 @@ def draw_curve(
     if band and spans and len(spans) == len(columns):
         least, most = min(map(min, columns)), max(map(max, columns))
         low, high = zip(*((max(a, least), min(b, most)) for a, b in spans), strict=True)
-        axes.fill_between(places, low, high, color=colour, alpha=0.12, lw=0, step="post" if "drawstyle" in look else None)
+        axes.fill_between(places, low, high, color=colour, alpha=0.12, lw=0)
         heights += [*low, *high]
     return heights
 
@@ -126,7 +122,7 @@ def _finish(figure: Any, title: str, attempts: Methods, more: str, columns: int,
 
 
 def draw_figures(table: ResultTable, folder: Path) -> list[Path]:
-    """Draw learning curves, and where tokens were counted the scores by cost, as SVG and PNG. Returns the SVG files.
+    """Draw learning curves as SVG and PNG. Returns the SVG file.
 
     As many methods are drawn as have a colour of their own: `against`, and the best of the others.
     """
@@ -139,15 +135,13 @@ def draw_figures(table: ResultTable, folder: Path) -> list[Path]:
     title = f"{table.environment}, {table.model}"
     if len(kept) < len(others):
         title += f": {' and '.join([*first, f'the best {len(kept)} of {len(others)} others'])}"
-    attempts, paths = [table.runs[arm] for arm in (*first, *kept)], list[Path]()
-    draws = {"curves": draw_learning_curves} | ({"costs": draw_cost_curves} if any(a.tokens for a in table.all_runs) else {})
-    for kind, draw in draws.items():
-        name = f"{kind} {table.environment} {table.model}"
-        paths.append(folder / f"{re.sub('[^A-Za-z0-9._=]+', '-', name)}.svg")
-        # Text stays text, and ids of one picture are not those of another on the same page.
-        with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-            draw(attempts, title, [paths[-1], paths[-1].with_suffix(".png")])
-    return paths
+    attempts = [table.runs[arm] for arm in (*first, *kept)]
+    name = f"curves {table.environment} {table.model}"
+    path = folder / f"{re.sub('[^A-Za-z0-9._=]+', '-', name)}.svg"
+    # Text stays text, and ids of one picture are not those of another on the same page.
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        draw_learning_curves(attempts, title, [path, path.with_suffix(".png")])
+    return [path]
 
 
 # Episode by episode
@@ -264,47 +258,3 @@ def _draw_leads(axes: Any, found: Mapping[str, tuple[PairedTest, PairedTest]], a
     axes.set_xlabel(f"difference in score: behind  ← 0 →  ahead\nfilled: all episodes; open: {last}")
     if not any(x for pair in found.values() for part in pair for x in (part.mean, *(part.by_t or ()))):
         axes.set_xlim(-1, 1)  # matplotlib would make the axis 0.1 wide
-
-
-# By cost
-
-
-def draw_cost_curves(attempts: Methods, title: str, paths: Sequence[Path]) -> None:
-    """Draw the newest score and the running maximum against rounds and against each cost that was measured (equal_cost.py).
-
-    Each curve is the mean over seeds. With up to three methods, bands are its 95 % intervals over seeds. A method that spends nothing
-    (without a model) has no curve over tokens.
-    """
-    costs = [cost for cost in COSTS if any(all(costs_so_far(a, cost) for a in seeds) for seeds in attempts)]
-    columns = ["rounds", *costs]
-    figure = new_figure(3.6 * len(columns) + 0.6, 7.2)
-    kinds: Mapping[Kind, str] = {"newest": "newest score", "best": "best score so far"}
-    for row, (kind, name) in enumerate(kinds.items()):
-        for at, column in enumerate(columns):
-            axes = figure.add_subplot(2, len(columns), row * len(columns) + at + 1)
-            dress_axes(axes, name if not at else "", counts=column == "rounds")
-            for n, seeds in enumerate(attempts):
-                places, values = _curve(seeds, column, kind)
-                look = {} if column == "rounds" else {"drawstyle": "steps-post"}
-                if places:
-                    draw_curve(axes, n, seeds[0].method, places, values, band=len(attempts) <= _MOST_BANDS, **look)
-            axes.set_xlabel(f"{column} so far" if row else "")
-            axes.set_xlim(left=0)
-    _finish(figure, title, attempts, "", 6, paths)
-
-
-def _curve(seeds: Sequence[SeedResult], column: str, kind: Kind) -> tuple[list[float], list[list[float]]]:
-    """Budgets, and at each the scores of all seeds; empty for a method that spends nothing."""
-    cost = next((one for one in COSTS if one == column), None)
-    if cost is None:
-        rounds = range(1, min(len(a.scores) for a in seeds) + 1)
-        return [*map(float, rounds)], [
-            [a.scores[n - 1] if kind == "newest" else max(a.scores[:n]) for a in seeds] for n in rounds
-        ]
-    ends = [spent[-1] for a in seeds if (spent := costs_so_far(a, cost))]
-    if len(ends) < len(seeds):
-        return [], []
-    budgets = [max(ends) * n / _POINTS for n in range(_POINTS + 1)]
-    found = [[v for a in seeds if (v := score_within(a, budget, cost, kind)) is not None] for budget in budgets]
-    full = [(budget, values) for budget, values in zip(budgets, found, strict=True) if len(values) == len(seeds)]
-    return [budget for budget, _ in full], [values for _, values in full]

@@ -10,27 +10,23 @@ from learngraph.nodes.evaluate.statistics import interval
 
 def result(seed: int, scores: list[float], tokens: list[int], method: str = "icrl", **more: Any) -> SeedResult:
     n = len(scores)
-    calls = tuple(1 if amount else 0 for amount in tokens)
     found = SeedResult(method, seed, 1.0, tuple(scores), tuple(scores), (1,) * n, sum(tokens), **more)
-    return replace(found, tokens_by_episode=tuple(tokens), calls_by_episode=calls)
+    return replace(found, tokens_by_episode=tuple(tokens))
 
 
 def test_an_episode_counts_once_it_is_over() -> None:
     run = result(0, [0.5, 0.25, 1.0], [100, 200, 300])
-    assert equal_cost.costs_so_far(run, "tokens") == [100, 300, 600]
-    within = [equal_cost.score_within(run, budget, "tokens") for budget in (99, 100, 299, 300, 599, 600, 10_000)]
+    assert equal_cost.tokens_so_far(run) == [100, 300, 600]
+    within = [equal_cost.score_within(run, budget) for budget in (99, 100, 299, 300, 599, 600, 10_000)]
     assert within == [None, 0.5, 0.5, 0.25, 0.25, 1.0, 1.0]
-    best = [equal_cost.score_within(run, budget, "tokens", "best") for budget in (99, 100, 300, 600)]
+    best = [equal_cost.score_within(run, budget, "best") for budget in (99, 100, 300, 600)]
     assert best == [None, 0.5, 0.5, 1.0]
-    assert equal_cost.score_within(run, 2, "calls") == 0.25
 
 
 def test_what_was_not_spent_or_not_measured_is_no_cost() -> None:
-    assert equal_cost.costs_so_far(result(0, [1, 1], [0, 0]), "tokens") is None
-    assert equal_cost.costs_so_far(result(0, [1, 1], [5, 5], seconds=(1.0, None)), "seconds") is None
-    assert equal_cost.costs_so_far(result(0, [1, 1], [5, 5], seconds=(1.0, 2.5)), "seconds") == [1.0, 3.5]
+    assert equal_cost.tokens_so_far(result(0, [1, 1], [0, 0])) is None
     old = SeedResult("icrl", 0, 1.0, (1.0,), (1.0,), (1,), 50)  # made without the tokens of each episode
-    assert equal_cost.score_within(old, 1000, "tokens") is None
+    assert equal_cost.score_within(old, 1000) is None
 
 
 def test_rounds_with_their_running_maximum() -> None:

@@ -1,7 +1,6 @@
 """The picture of a run: what each panel shows, read back from matplotlib's own objects."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,29 +99,3 @@ def test_a_band_ends_where_scores_end(monkeypatch: pytest.MonkeyPatch) -> None:
     axes = panels([[result(s, [top] * 2) for s, top in enumerate((0.2, 1.0, 1.0))]], monkeypatch)["score"]
     heights = [float(y) for path in axes.collections[0].get_paths() for y in path.vertices[:, 1]]
     assert (min(heights), max(heights)) == (0.2, 1.0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seeds", [1, 2])
-def test_the_picture_has_a_panel_for_each_cost(seeds: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    kept: list[Any] = []
-    save = figures.save_figure
-
-    def keep(figure: Any, paths: Any) -> None:
-        kept.append(figure)
-        save(figure, paths)
-
-    monkeypatch.setattr(figures, "save_figure", keep)
-    spent = {"tokens_by_episode": (100,) * 3, "calls_by_episode": (1,) * 3, "seconds": (1.0,) * 3}
-    ours = [result(s, [0.5, 0.0, 1.0], "icrl", **spent) for s in range(seeds)]
-    none = [result(s, [0.25] * 3, "random") for s in range(seeds)]
-    figures.draw_cost_curves([ours, none], "toy", [tmp_path / "costs.png", tmp_path / "costs.svg"])
-    assert {path.name for path in tmp_path.iterdir()} == {"costs.png", "costs.svg"}
-    axes = kept[0].axes
-    assert [one.get_xlabel() for one in axes[4:]] == ["rounds so far", "tokens so far", "calls so far", "seconds so far"]
-    best = {line.get_label(): list(line.get_ydata()) for line in axes[4].get_lines()}
-    assert best == {"icrl": [0.5, 0.5, 1.0], "random": [0.25] * 3}
-    (over_tokens,) = axes[5].get_lines()  # without a model, nothing is spent
-    points = dict(zip(over_tokens.get_xdata(), over_tokens.get_ydata(), strict=True))
-    assert (points[100], points[200], points[300]) == (0.5, 0.5, 1.0)
-    assert min(points) == 100
