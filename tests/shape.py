@@ -14,18 +14,18 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_129, "tests": 74_085}
+LINES: Mapping[str, int] = {"source": 86_902, "tests": 73_891}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
-    "graphs": 2_164,
+    "graphs": 2_161,
     "graphs/agents": 8_361,
-    "graphs/baselines": 1_669,
+    "graphs/baselines": 1_652,
     "graphs/cli": 2_990,
-    "graphs/experiments": 7_680,
+    "graphs/experiments": 7_610,
     "graphs/presets": 108,
     "graphs/serving": 2_475,
     "graphs/studio": 2_232,
-    "graphs/wiring": 4_998,
+    "graphs/wiring": 4_997,
     "memory": 1_501,
     "memory/attempts": 653,
     "memory/claas": 2_816,
@@ -41,7 +41,7 @@ ROOMS: Mapping[str, int] = {
     "nodes/learn": 1_558,
     "nodes/retrieve": 2_193,
     "nodes/synthesize": 1_318,
-    "nodes/update": 2_078,
+    "nodes/update": 1_942,
     "tools/agent_tools": 1_396,
     "tools/environments": 8_926,
     "tools/local": 3_623,
@@ -55,7 +55,7 @@ ROOMS: Mapping[str, int] = {
 """Most lines of each room; the files at the top of a folder are a room, too."""
 ARROWS_UP = 2
 """Most imports that run back up among the rooms of the four folders: those that would have to go for the rooms to lie on floors."""
-PUBLIC_NAMES = 1_268
+PUBLIC_NAMES = 1_265
 """Most names that files show to others: those in `__all__`, or without that list, all that do not begin with `_`."""
 FILE, GRAPH_FILE, FUNCTION = 700, 400, 60
 """Most lines of a file, of a file in graphs/, and of a function."""
