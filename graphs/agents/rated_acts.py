@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Container
 from itertools import islice
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from ...memory.conversations.reviews import REJECTED
 from ...memory.records import Trajectory
 from ...memory.search.similarity import words
 
-__all__ = ["Evidence", "RatedActs"]
+__all__ = ["RatedActs", "names_a_call"]
 
 CLEAR = 2.0
 """Standard errors between the ratings against a lesson and the ratings for it, if both were equally likely."""
@@ -27,18 +27,8 @@ MOST_READ = 50
 """Newest ratings of an act among which those of different users are looked for."""
 WHY_OUTDATED = f"at least {MOST_AGAINST + 1} of the last {LAST} ratings of the same act are against it"
 _NUMBERED = re.compile(r"[^\s'\"(),;=]*\d[^\s'\"(),;=]*")
-
-
-class Evidence(NamedTuple):
-    """The number of ratings for a lesson and against it, among the newest of the same act; each user's newest counts."""
-
-    agree: int
-    differ: int
-
-    @property
-    def is_outnumbered(self) -> bool:
-        """True if the ratings against the lesson are clearly more: five to none, seven to one."""
-        return self.differ - self.agree > CLEAR * math.sqrt(self.differ + self.agree)
+_NAMES = re.compile(r"(\w+)\(|'([^']*)'")
+"""The tool of a call, and the texts among its arguments."""
 
 
 class _Act(NamedTuple):
@@ -46,12 +36,19 @@ class _Act(NamedTuple):
     """The situation, whose one word may decide, and the calls in it, without numbers."""
     success: bool
     who: str
+    used: tuple[str, ...]
+    """Ids of the conversations whose lessons were shown."""
 
 
 class RatedActs:
-    """The calls of rated conversations, by what was done, with numbers left out."""
+    """The calls of rated conversations, by what was done, with numbers left out.
 
-    def __init__(self) -> None:
+    Args:
+        share: the share of one user in the newest conversations of an act, in (0, 1].
+    """
+
+    def __init__(self, share: float = 1.0) -> None:
+        self._most = max(int(NEWEST * share), 1)
         self._acts = dict[str, _Act]()
         self._in_order = defaultdict[str, dict[str, _Act]](dict)
         """What was done -> its conversations by id, the newest last."""
@@ -59,44 +56,54 @@ class RatedActs:
     def add(self, trajectory: Trajectory, success: bool | None) -> None:
         """Take in a conversation, in place of what was known of it; one without calls, or whose success is not known, says nothing."""
         known = self._acts.pop(trajectory.id, None)
-        calls = [one.action for one in trajectory.transitions if not one.action.startswith((REPLY, REJECTED))]
-        if calls and success is not None:
+        if (calls := _calls(trajectory)) and success is not None:
             situation = " ".join(words(_NUMBERED.sub("", trajectory.transitions[0].state)))
             done = "; ".join(dict.fromkeys([situation, *(_NUMBERED.sub("", call) for call in calls)]))
             if known and known.done != done:
                 del self._in_order[known.done][trajectory.id]
-            self._acts[trajectory.id] = act = _Act(done, success, trajectory.user or trajectory.id)
+            self._acts[trajectory.id] = act = _Act(done, success, trajectory.user or trajectory.id, trajectory.used)
             self._in_order[done][trajectory.id] = act  # one that is rated again keeps its place
         elif known:
             del self._in_order[known.done][trajectory.id]
 
-    def evidence(self, id: str) -> Evidence:
-        """The newest ratings of what was done in a conversation."""
-        if (own := self._acts.get(id)) is None:
-            return Evidence(0, 0)
-        ratings = self._newest_ratings(own.done)[:NEWEST]
-        return Evidence(ratings.count(own.success), ratings.count(not own.success))
-
-    def is_old(self, id: str, among: Container[str]) -> bool:
-        """True if what was done in a conversation was rated in `NEWEST` later ones among some, by as many users besides its own."""
+    def is_overruled(self, id: str, among: Container[str]) -> bool:
+        """True if a conversation's lessons on its calls hold no more: the newest ratings of these are clearly against it, or `NEWEST`
+        later ones among some have taken its place. A success speaks for the lessons that were shown before it."""
         if (own := self._acts.get(id)) is None:
             return False
-        since = set[str]()
-        for other, act in islice(reversed(self._in_order[own.done].items()), MOST_READ):
-            if other == id or len(since) == NEWEST:
-                break
-            since |= {act.who} - {own.who} if other in among else set()
-        return len(since) == NEWEST
+        rated = self._newest(own.done, self._most)
+        agree = sum(act.success == own.success or (act.success and id in act.used) for act in rated.values())
+        later = self._newest(own.done, self._most, among)
+        return len(rated) - 2 * agree > CLEAR * math.sqrt(len(rated)) or (len(later) == NEWEST and id not in later)
 
     def is_outdated(self, id: str) -> bool:
         """True if nearly all of the last ratings of what was done in a conversation are against its own; each user's newest counts."""
         if (own := self._acts.get(id)) is None:
             return False
-        return self._newest_ratings(own.done)[:LAST].count(not own.success) > MOST_AGAINST
+        last = islice(self._newest(own.done, 1).values(), LAST)
+        return sum(act.success != own.success for act in last) > MOST_AGAINST
 
-    def _newest_ratings(self, done: str) -> list[bool]:
-        """The outcomes of an act in the newest conversation of each user, the newest first."""
-        last: dict[str, bool] = {}
-        for act in islice(reversed(self._in_order[done].values()), MOST_READ):
-            last.setdefault(act.who, act.success)
-        return list(last.values())
+    def _newest(self, done: str, most: int, among: Container[str] | None = None) -> dict[str, _Act]:
+        """The newest `NEWEST` conversations of an act, among some, by id; of one user at most so many."""
+        found, held = dict[str, _Act](), Counter[str]()
+        for id, act in islice(reversed(self._in_order[done].items()), MOST_READ):
+            if held[act.who] < most and (among is None or id in among):
+                held[act.who] += 1
+                found[id] = act
+                if len(found) == NEWEST:
+                    break
+        return found
+
+
+def names_a_call(trajectory: Trajectory, text: str) -> bool:
+    """True if a text names a tool that was called in a conversation, or a text among the arguments, perhaps with another ending."""
+    names = ("".join(found) for call in _calls(trajectory) for found in _NAMES.findall(_NUMBERED.sub("", call)))
+    return any(name.strip() and name in _as_words(text) for name in map(_as_words, names))
+
+
+def _calls(trajectory: Trajectory) -> list[str]:
+    return [one.action for one in trajectory.transitions if not one.action.startswith((REPLY, REJECTED))]
+
+
+def _as_words(text: str) -> str:
+    return "".join(f" {word}" for word in words(text))

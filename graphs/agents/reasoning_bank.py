@@ -9,9 +9,8 @@ a model call the lessons of the most similar conversations are looked up. The no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
@@ -33,6 +32,7 @@ from ...nodes.synthesize.reasoning_bank import (
     LessonExtractor,
     bank_source,
     extractor_prompts,
+    lesson_line,
     lessons_text,
     study,
 )
@@ -41,44 +41,41 @@ from .agent_identity import DOMAIN
 from .consultation import Consultation, Place
 from .critic import CriticMiddleware, CriticOptions
 from .episodes import ChatWorld
-from .rated_acts import Evidence, RatedActs
-from .scope_values import ScopeValue
-from .status import LearnerStatus
+from .rated_acts import RatedActs, names_a_call
 
 if TYPE_CHECKING:
     from langchain.agents.middleware import ModelRequest
 
 __all__ = ["ReasoningBankMiddleware"]
 
-MOST_NOTES = 3
-"""Lessons that `status` names as left out."""
 MOST_LESSONS = 200
 """Lessons that are looked up for a model call, of which those are shown that fit; a state that comes often has thousands."""
 
 
 class WeighedLessons(Lessons):
-    """Lessons, and how what was done in the conversations that they were drawn from was rated."""
+    """Lessons, and how what was done in the conversations that they were drawn from was rated.
 
-    def __init__(self) -> None:
+    Args:
+        share: the share of one user in the ratings that count, in (0, 1].
+    """
+
+    def __init__(self, share: float) -> None:
         super().__init__()
-        self.acts = RatedActs()
-        self._taught = set[str]()
-        """Ids of the conversations that have a lesson."""
+        self._acts = RatedActs(share)
+        self._taught, self._on_calls = set[str](), set[str]()
+        """Ids of the conversations that have a lesson, and of the lessons on calls: of words, ratings of the same call say nothing."""
 
     def add_of(self, trajectory: Trajectory, success: bool | None, lessons: Sequence[Lesson]) -> None:
         """Put the lessons of a conversation into the library, in place of the former ones."""
-        self.acts.add(trajectory, success)
+        self._acts.add(trajectory, success)
         (self._taught.add if lessons[0].text else self._taught.discard)(trajectory.id)
+        for one in lessons:
+            (self._on_calls.add if names_a_call(trajectory, one.text) else self._on_calls.discard)(one.id)
         self.add(lessons)
 
-    def is_old(self, id: str) -> bool:
-        """True if enough later conversations have a lesson of the same act."""
-        return self.acts.is_old(self.lesson(id).sources[0], self._taught)
-
-    def find_outnumbered(self, ids: Iterable[str]) -> dict[str, Evidence]:
-        """Those of some lessons, none of them old, that the newest ratings of the same act clearly outnumber."""
-        found = {id: self.acts.evidence(self.lesson(id).sources[0]) for id in ids if not self.is_old(id)}
-        return {id: evidence for id, evidence in found.items() if evidence.is_outnumbered}
+    def is_outdated(self, id: str) -> bool:
+        """True if a lesson names a call, and newer ratings or lessons of the same calls have overruled it."""
+        return id in self._on_calls and self._acts.is_overruled(self.lesson(id).sources[0], self._taught)
 
 
 class ReasoningBankMiddleware(CriticMiddleware[WeighedLessons]):
@@ -122,7 +119,7 @@ class ReasoningBankMiddleware(CriticMiddleware[WeighedLessons]):
 
     def make_content(self) -> WeighedLessons:
         """An empty library."""
-        return WeighedLessons()
+        return WeighedLessons(self.max_user_share)
 
     def question(
         self, trajectory: Trajectory, content: WeighedLessons, critic: Runnable[Any, Any], card: str
@@ -152,55 +149,42 @@ class ReasoningBankMiddleware(CriticMiddleware[WeighedLessons]):
         lessons = found or self._extractor.lessons((), outcome, bank_source(trajectory.id))
         content.add_of(trajectory, outcome.success, lessons)
 
-    def status(self, **scope: ScopeValue) -> LearnerStatus:
-        """As of all critics, with the lessons that are shown no more."""
-        content, found = self._read_all(self._labels(scope)).index.content, super().status(**scope)
-        out = content.find_outnumbered(one.id for one in content)
-        said = dict.fromkeys(
-            f"a lesson is left out, since {_against(one)}: {content.lesson(id).text}" for id, one in out.items()
-        )
-        return replace(found, notes=(*found.notes, *islice(said, MOST_NOTES)))
-
     def advise(self, request: ModelRequest[Any], place: Place, content: WeighedLessons) -> Consultation:
         """Call the model with the lessons."""
         # The same lessons at each call of a turn.
         key = self.state_key(request.messages[: last_user_message(request.messages) + 1])
-        k, by, world = self.reach(self.settings.k), self.settings.retrieval_unit, cast(Any, self._world)
-        consult = Consult(content, world, k=k, by=by, min_similarity=self.min_similarity, limit=MOST_LESSONS)
-        found = consult({"task": Task(place.task.id, key), "run": place.thread, "episode": place.number})
-        found["lessons"] = [id for id in found["lessons"] if not content.is_old(id)]
+        by, world, asked = self.settings.retrieval_unit, cast(Any, self._world), Task(place.task.id, key)
         most = 2**31 if self.settings.max_memory_tokens is None else self.settings.max_memory_tokens
-        if self.user.names:  # of as many as there is room for
-            fitting = lessons_text(content, found["lessons"], most, estimate_tokens).count("\n") - 1
-            shared = self.share_out(place, found["lessons"], lambda id: content.lesson(id).sources[0], fitting)
-            units = [id if by == "items" else content.lesson(id).sources[0] for id in shared]
-            kept = [*dict.fromkeys(units)][: self.settings.k]
-            found["lessons"] = [id for id, unit in zip(shared, units, strict=True) if unit in kept]
+        outdated = set[str]()
+
+        def find(k: int) -> list[str]:
+            consult = Consult(content, world, k=k, by=by, min_similarity=self.min_similarity, limit=MOST_LESSONS)
+            found = consult({"task": asked, "run": place.thread, "episode": place.number})["lessons"]
+            outdated.update(id for id in found if content.is_outdated(id))
+            return [id for id in found if id not in outdated]
+
+        alike = find(self.settings.k)
+        if self.user.names:  # as many as without a share
+            room = lessons_text(content, alike, most, estimate_tokens)
+            fitting = sum(lesson_line(content.lesson(id)) in room for id in alike)
+            further = find(self.reach(self.settings.k))
+            alike = self.share_out(place, further, lambda id: content.lesson(id).sources[0], fitting)
 
         def text(ids: Sequence[str]) -> str:
             lines = lessons_text(content, ids, most, estimate_tokens, weighed=True)
             return self._prompt.text(lessons=escape_tags(lines.rstrip())) if lines else ""
 
-        were_alike = bool(found["lessons"])
-        outnumbered = content.find_outnumbered(found["lessons"])
-        found["lessons"] = place.choose([one for one in found["lessons"] if one not in outnumbered], text)
-        section = text(found["lessons"])
-        shown = lessons_text(content, found["lessons"], most, estimate_tokens, weighed=True)
+        chosen = place.choose(alike, text)
+        section = text(chosen)
+        shown = lessons_text(content, chosen, most, estimate_tokens, weighed=True)
         entry: dict[str, Any] = {
-            "recalled": list(dict.fromkeys(id for one in found["lessons"] for id in content.lesson(one).sources)),
-            "lessons": found["lessons"],
+            "recalled": list(dict.fromkeys(id for one in chosen for id in content.lesson(one).sources)),
+            "lessons": chosen,
             "tokens": estimate_tokens(section),
-            "said": [
-                *shown.splitlines()[1:],
-                *dict.fromkeys(
-                    f"left out, since {_against(one)}: {content.lesson(id).text}" for id, one in outnumbered.items()
-                ),
-            ],
+            "said": shown.splitlines()[1:],
         }
-        if not shown and not were_alike:
+        if outdated:
+            entry["said"].append(f"{len(outdated)} left out, since newer ratings or lessons of the same act take their place")
+        if not shown and not alike and not outdated:
             entry["nearest"] = content.nearest_similarity(key, DOMAIN)
         return (yield from self.ask_with(request, section, entry))
-
-
-def _against(evidence: Evidence) -> str:
-    return f"of the ratings of the same act {evidence.differ} are against it, and {evidence.agree} for it"

@@ -1,6 +1,7 @@
 """ReasoningBank and Reflexion in an agent of LangChain: a critic writes what later conversations read."""
 
 import asyncio
+import json
 import logging
 import re
 import threading
@@ -14,19 +15,20 @@ import pytest
 from help_desk import HeedfulClerk, play
 from langchain.agents import create_agent
 from langchain.agents.middleware import dynamic_prompt
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.config import get_config
 from langgraph.store.memory import InMemoryStore
 from learning_agents import PLAIN
 from variants import quick
 
-from learngraph.graphs.agents.rated_acts import Evidence, RatedActs
+from learngraph.graphs.agents.rated_acts import RatedActs, names_a_call
 from learngraph.graphs.agents.reasoning_bank import ReasoningBankMiddleware
 from learngraph.graphs.baselines.reasoning_bank import ReasoningBank
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Task, Trajectory, Transition
-from learngraph.tools.models.random_tools import HeedfulToolModel
+from learngraph.tools.models.random_tools import HeedfulToolModel, RandomToolModel
 
 methods = pytest.mark.parametrize("method", ["reasoning-bank", "reflexion"])
 make = partial(learning_agents.make, task=desk.issue, state_key=desk.issue)
@@ -394,16 +396,61 @@ def test_a_lesson_that_ratings_of_the_same_act_outnumber_is_left_out_of_prompts(
     serve(100, "My order B1 arrived late.", 1.0)
     told = [serve(n, f"My order A{n} arrived broken.", float(n == 0)) for n in range(9)]
     right = "Of 'My order A0 arrived broken.': resolve(how='refund') was right"
-    said = f"of the ratings of the same act {7} are against it, and 1 for it"
     assert [right in one and "left out" not in one for one in told[1:8]] == [True] * 7, "six against one are not clear"
-    assert f"left out, since {said}: {right}" in told[8]
+    assert "1 left out, since newer ratings or lessons of the same act take their place" in told[8]
+    assert right not in told[8]
     assert "My order B1 arrived late.': resolve(how='refund') was right" in told[8], "one word makes it another case"
-    assert "a lesson is left out" not in str(learner.status()), "eight of the same act are newer"
     learner.retract("t8")
-    assert f"a lesson is left out, since {said}: {right}" in str(learner.status())
-    assert str(learner.status()).count("a lesson is left out") == 1
     learner.retract("t6")
-    assert "a lesson is left out" not in str(learner.status())
+    assert right in serve(9, "My order A9 arrived broken.", 0.0)
+
+
+def search(query: str) -> str:
+    """Search the handbook."""
+    return "28 days"
+
+
+@pytest.mark.parametrize("content", ["Cite the page.", "After search, cite the page."])
+def test_a_lesson_is_not_unlearned_by_the_successes_that_it_brings(content: str) -> None:
+    class Searcher(RandomToolModel):
+        def _generate(self, messages: Any, *rest: Any, **more: Any) -> ChatResult:
+            told = "\n".join(str(one.text) for one in messages)
+            if not more.get("tools"):  # the critic, who draws lessons from failures alone
+                items = [] if "Total reward: 1" in told else [{"title": "Source", "description": "always", "content": content}]
+                return ChatResult(generations=[ChatGeneration(message=AIMessage(json.dumps({"items": items})))])
+            call = {"name": "search", "args": {"query": "holidays"}, "id": f"{len(messages)}"}
+            made = AIMessage("28 days" + " [page 3]" * (content in told))
+            made = made if isinstance(messages[-1], ToolMessage) else AIMessage("", tool_calls=[call])
+            return ChatResult(generations=[ChatGeneration(message=made)])
+
+    learner = ReasoningBankMiddleware(InMemoryStore(), study="job")
+    agent = create_agent(Searcher(), [search], middleware=[learner], checkpointer=InMemorySaver())
+    cited = []
+    for number in range(12):
+        out = agent.invoke({"messages": "How many holidays?"}, {"configurable": {"thread_id": f"t{number}"}})
+        cited.append("[page 3]" in out["messages"][-1].text)
+        learner.feedback(f"t{number}", reward=float(cited[-1]))
+        learner.learn()
+    assert cited == [False] + [True] * 11
+
+
+def test_where_users_share_a_memory_equal_lessons_count_as_without_users() -> None:
+    def told(**options: Any) -> str:
+        def resolve(how: Literal["refund"]) -> str:
+            """Resolve the customer's issue."""
+            return f"{how}: arranged"
+
+        learner = ReasoningBankMiddleware(InMemoryStore(), study="job", state_key=lambda messages: "broken", **options)
+        agent = create_agent(HeedfulToolModel(), [resolve], middleware=[learner], checkpointer=InMemorySaver())
+        for number in range(9):
+            run = {"configurable": {"thread_id": f"t{number}", "user_id": f"u{number}"}}
+            agent.invoke({"messages": "My order arrived broken."}, run)
+            learner.feedback(f"t{number}", reward=1.0)
+            learner.learn()
+        return str(learner.explain("t8"))
+
+    assert "was right (from 8 conversations)" in told()
+    assert "was right (from 8 conversations)" in told(user="user_id")
 
 
 def test_lessons_follow_a_truth_that_changes() -> None:
@@ -435,32 +482,43 @@ def test_lessons_follow_a_truth_that_changes() -> None:
     assert told(27, "'refund') was wrong (from 2 conversations)")
     assert after == [False] * 7 + [True] * 8, "as soon as seven of eight are against it"
     assert not told(32, "'refund') was right")
-    assert learner.explain("t32").count("left out, since of the ratings of the same act 7 are against it, and 1 for it") == 1
+    assert learner.explain("t32").count("left out, since newer ratings") == 1
     assert all(serve(n, "replace", learns=False) for n in range(40, 50))
     assert told(49, "'replace') was right (from 8 conversations)"), "what the critic has not studied takes no lesson's place"
 
 
-def test_what_speaks_for_a_lesson_is_counted_once_for_each_user() -> None:
-    acts = RatedActs()
+def test_what_speaks_against_a_lesson_is_counted_twice_at_most_for_each_user() -> None:
+    acts = RatedActs(share=0.25)
 
     def rate(id: str, success: bool | None, user: str = "", action: str = "resolve(order='A7')") -> None:
         step = Transition(state="it is broken", action=action, observation="it is broken", reward=None)
         acts.add(Trajectory(id, Task("x", "x"), (step,), user=user), success)
 
+    def is_overruled(id: str) -> bool:
+        return acts.is_overruled(id, among=())
+
     rate("first", True)
-    for number in range(8):
-        rate(f"t{number}", False, user="eve")
-    assert acts.evidence("first") == Evidence(1, 1)
-    for number in range(8):
+    for number in range(20):
+        rate(f"eve{number}", False, user="eve")
         rate(f"other{number}", False, user=f"{number}", action="replace(order='A7')")
-        rate(f"more{number}", True, user=f"{number}", action=f"resolve(order='B{number}')")
-    assert acts.evidence("first") == Evidence(8, 0), "another call is another act, another number is not; the newest count"
-    rate("t1", None)
-    rate("words", True, action="reply: Done.")
-    assert (acts.evidence("t1"), acts.evidence("words")) == (Evidence(0, 0), Evidence(0, 0))
-    assert not Evidence(0, 0).is_outnumbered, "a lesson about words, which no act rates, is shown"
-    assert [Evidence(1, n).is_outnumbered for n in (6, 7)] == [False, True]
-    assert [Evidence(2, n).is_outnumbered for n in (8, 9)] == [False, True]
+    assert not is_overruled("first"), "another call is another act"
+    for number in range(5):
+        assert not is_overruled("first")
+        rate(f"more{number}", False, user=f"{number}", action=f"resolve(order='B{number}')")
+    assert is_overruled("first"), "another number is not; one for it, two of eve's against it, and five more"
+    rate("more4", None)
+    assert not is_overruled("first")
+    assert not is_overruled("more4"), "without a rating it says nothing"
+    assert not is_overruled("unknown")
+    everyone = {f"eve{number}" for number in range(20)}
+    assert not acts.is_overruled("eve0", everyone), "one user alone takes no lesson's place"
+
+
+def test_a_lesson_is_on_a_call_if_it_names_the_tool_or_a_text_among_its_arguments() -> None:
+    steps = [("resolve(how='refund', order='A7')", ""), ("reply: It is done.", "")]
+    made = Trajectory("t", Task("x", "x"), tuple(Transition("late", action, read, None) for action, read in steps))
+    texts = ["Refunding was right.", "resolve it", "Cite the page.", "Say that it is done.", "A7"]
+    assert [names_a_call(made, text) for text in texts] == [True, True, False, False, False]
 
 
 def test_an_attempt_is_outdated_once_the_last_ratings_of_its_act_by_different_users_are_against_it() -> None:
