@@ -14,11 +14,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 86_902, "tests": 73_891}
+LINES: Mapping[str, int] = {"source": 86_893, "tests": 73_949}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_161,
-    "graphs/agents": 8_361,
+    "graphs/agents": 8_352,
     "graphs/baselines": 1_652,
     "graphs/cli": 2_990,
     "graphs/experiments": 7_610,
