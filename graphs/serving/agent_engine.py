@@ -252,9 +252,10 @@ def _failure(error: Exception) -> UserError:
         failed = f"the graph failed: {type(error).__name__} at {file}:{line}"  # its words may be a user's, and this is logged
         return Unavailable(failed, "the agent behind this service failed; try again later")
     why = {401: "refuses this service's key", 403: "refuses this service's key", 404: "does not know the model", 429: "is busy"}
-    told = why.get(status or 0, "does not answer" if is_own and not isinstance(cause, ValueError) else UNREADABLE)
-    told = f"the model's provider {told}"
-    return Unavailable(f"{told}: {type(error).__name__}: {_cut(str(error))}", f"{told}; try again later")
+    silent = "does not answer" if is_own and not isinstance(cause, ValueError) else UNREADABLE
+    told = f"the model's provider {why.get(status or 0, silent)}"
+    then = "its operator must mend that" if status in (401, 403, 404) else "try again later"
+    return Unavailable(f"{told}: {type(error).__name__}: {_cut(str(error))}", f"{told}; {then}")
 
 
 def _cut(text: str) -> str:

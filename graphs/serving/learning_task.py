@@ -56,7 +56,9 @@ class AdapterTurn:
     served: int = 0
     """Number of its last turn; smaller is longer ago."""
     due: bool = True
-    """True if there may be something to learn from. False: it has no turn before feedback comes."""
+    """True if there may be something to learn from, also while a step is under way. False: it has no turn before feedback comes."""
+    wakes: int = 0
+    """Times that feedback came."""
     skips: int = 0
     """Minibatches in a row from which nothing was learned, or whose versions failed the gate."""
     outcome: str = ""
@@ -87,7 +89,7 @@ class AdapterTurn:
 
     def wake(self) -> None:
         """Note that feedback came."""
-        self.due, self.skips = True, 0
+        self.due, self.skips, self.wakes = True, 0, self.wakes + 1
         if context := traceparent():
             self.traces.append(context)
 
@@ -241,7 +243,7 @@ class LearningTask:
         self._served[scope[0]] = turn.served
         is_for_job = bool(turn.jobs)  # a job that is asked for meanwhile gets a run of its own
         asked = {"tenant": scope[0], "adapter": scope[1], **({"least": 2} if is_for_job else {})}
-        turn.due = False  # feedback that comes meanwhile makes it due again
+        wakes = turn.wakes
         try:
             origins = [*turn.traces]
             with span("gradient_step", origins=origins) as traced:
@@ -265,7 +267,7 @@ class LearningTask:
             turn.skips = turn.skips + 1 if turn.outcome in ("skipped", "dropped") else 0
         turn.help = state["update"].help if state.get("update") else ""
         rests = turn.outcome == "too few" or turn.skips >= MAX_SKIPS or turn.help
-        turn.due = turn.due or bool(turn.jobs) or not rests
+        turn.due = turn.wakes > wakes or bool(turn.jobs) or not rests
         if turn.outcome in ("live", "canary", "dropped"):
             self._live.on_live_change(*scope)
 

@@ -435,8 +435,7 @@ class Replay(ReplayQueries):
     def _leased_batch(self, base: Any, id: str) -> tuple[Any, ...]:
         batch = self._batch(base, id)
         if batch[6] != "leased":
-            why = f": {batch[8]}" if batch[8] else ""
-            raise UserError(f"minibatch {id!r} is {batch[6]}{why}; lease another one")
+            raise UserError(f"the step from minibatch {id!r} does not count: {batch[8] or f'it is {batch[6]}'}")
         return batch
 
     def commit(

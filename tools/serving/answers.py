@@ -43,15 +43,14 @@ class ChatAnswer:
 
     Args:
         id: of the answer; the first characters are `prefix`.
-        model: the model as the client named it.
         version: labels of the versions that answer.
         parsed: the request.
     """
 
     prefix, kind = "chatcmpl-", "chat.completion"
 
-    def __init__(self, id: str, model: str, version: str, parsed: ParsedRequest) -> None:
-        about = {"object": self.kind, "created": int(time.time()), "model": model, "system_fingerprint": version}
+    def __init__(self, id: str, version: str, parsed: ParsedRequest) -> None:
+        about = {"object": self.kind, "created": int(time.time()), "model": parsed.model, "system_fingerprint": version}
         self._frame: dict[str, Any] = {"id": id, **about}
         self._parsed = parsed
         self._sent: dict[int, str] = {}  # choice -> its text so far

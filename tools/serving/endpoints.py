@@ -7,10 +7,10 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import quote
 
 from fastapi import Header, Query, Request
@@ -25,7 +25,7 @@ from .answers import ChatAnswer, TextAnswer
 from .backend import ChatBackend
 from .metrics import ServerMetrics, render_metrics
 from .openai_wire import ApiError, ParsedRequest, parse_body, parse_chat, parse_json, parse_text, unknown_model
-from .replies import PendingAnswer, StartQueues
+from .replies import MAX_STARTS, START_SECONDS, PendingAnswer, TenantQueues
 from .service_wire import NAME_PATTERN, AdapterBody, FeedbackBody, RollBackBody, TrainBody, VersionBody
 from .tenants import Tenant, Tenants
 
@@ -34,6 +34,9 @@ __all__ = ["ChatApi"]
 LOG = logging.getLogger("learngraph.chat_server")
 BODY_SECONDS = 30.0
 """Longest time that a client may take to send a request's body."""
+REST = 3
+"""Time in which none of a tenant's bodies is parsed after one was, in multiples of the time that this one took."""
+T = TypeVar("T")
 AdapterName = Annotated[str, InPath(pattern=NAME_PATTERN)]
 EndUser = Annotated[str | None, Query(min_length=1, max_length=512)]
 VersionName = Annotated[str, Query(min_length=1, max_length=256)]
@@ -109,36 +112,45 @@ class ChatApi:
     server_metrics: ServerMetrics
     max_body_bytes: int
     creation_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    starts: StartQueues = field(default_factory=StartQueues)
+    bodies: TenantQueues = field(default_factory=partial(TenantQueues, 1))
+    starts: TenantQueues = field(default_factory=partial(TenantQueues, MAX_STARTS, START_SECONDS))
 
-    async def read_json(self, request: Request) -> Any:
-        """The JSON of a request's body; an empty body is an empty object. Raises `ApiError`: it is too long, too slow or no JSON."""
+    async def read(self, request: Request, parse: Callable[[Any], T]) -> T:
+        """What `parse` makes of the JSON of a request's body; an empty body is an empty object. A tenant's bodies are parsed one after the
+        other, with rests: a megabyte takes long, and other tenants' requests need the event loop meanwhile.
+
+        Raises:
+            ApiError: the body is too long, too slow or no JSON, or `parse` raises it.
+        """
         found = await read_body(request, self.max_body_bytes, BODY_SECONDS)
-        return parse_json(found) if found else {}
+        async with self.bodies.turn(request.state.tenant.name):
+            began = time.monotonic()
+            try:
+                return parse(parse_json(found) if found else {})
+            finally:
+                await asyncio.sleep(REST * (time.monotonic() - began))
 
     # Chat
 
     async def chat(self, request: Request) -> Response:
-        data = await self.read_json(request)
-        asked = parse_chat(data, self.backend.model, self.backend.features, self.backend.window)
-        return await self.reply(request, asked, data["model"], ChatAnswer)
+        return await self.reply(request, parse_chat, ChatAnswer)
 
     async def text(self, request: Request) -> Response:
-        data = await self.read_json(request)
-        asked = parse_text(data, self.backend.model, self.backend.features, self.backend.window)
-        return await self.reply(request, asked, data["model"], TextAnswer)
+        return await self.reply(request, parse_text, TextAnswer)
 
-    async def reply(self, request: Request, parsed: ParsedRequest, model: str, form: type[ChatAnswer]) -> Response:
+    async def reply(self, request: Request, parse: Callable[..., ParsedRequest], form: type[ChatAnswer]) -> Response:
         """The replies that a request asks for. Errors before the first token are raised, so that they have an HTTP status."""
         tenant: Tenant = request.state.tenant
+        about = {"model": self.backend.model, "features": self.backend.features, "window": self.backend.window}
+        parsed = await self.read(request, partial(parse, **about))
         names = [] if not parsed.adapter else [row["id"] for row in await self.backend.models(tenant.name)]
         if parsed.adapter and f"{self.backend.model}:{parsed.adapter}" not in names:
-            raise unknown_model(model)
+            raise unknown_model(parsed.model)
         if (count := len(parsed.requests)) > (most := tenant.limits.streams):
             raise ApiError(f"{count} choices; this key may have {most} replies being made at once", param="n")
         turn = partial(self.starts.turn, tenant.name)
         server = self.backend, self.tenants, self.server_metrics
-        answer = PendingAnswer(*server, tenant, parsed, form, model, request.receive, turn)
+        answer = PendingAnswer(*server, tenant, parsed, form, request.receive, turn)
         try:
             items = await answer.replies.next_items()
             if parsed.stream:
@@ -151,9 +163,8 @@ class ChatApi:
         return json_response(body, headers=answer.headers)
 
     async def models(self, request: Request) -> Response:
-        return json_response(
-            {"object": "list", "data": [_model_row(row) for row in await self.backend.models(request.state.tenant.name)]}
-        )
+        rows = await self.backend.models(request.state.tenant.name)
+        return json_response({"object": "list", "data": [_model_row(row) for row in rows]})
 
     async def model(self, request: Request, model: str) -> Response:
         for row in await self.backend.models(request.state.tenant.name):
@@ -167,7 +178,7 @@ class ChatApi:
         self, request: Request, idempotency_key: Annotated[str, Header(alias="Idempotency-Key", max_length=256)] = ""
     ) -> Response:
         began = time.monotonic()
-        body = parse_body(FeedbackBody, await self.read_json(request))
+        body = await self.read(request, partial(parse_body, FeedbackBody))
         if body.success is not None and body.reward is not None:
             raise ApiError("reward and success mean the same; send one of them", param="success")
         reward = body.reward if body.success is None else (1.0 if body.success else -1.0)
@@ -261,7 +272,7 @@ class ChatApi:
     # Learning
 
     async def train(self, request: Request) -> Response:
-        body = parse_body(TrainBody, await self.read_json(request))
+        body = await self.read(request, partial(parse_body, TrainBody))
         found = await self.backend.train(request.state.tenant.name, body.adapter, body.steps)
         return json_response(found, 202, {"location": f"/v1/jobs/{quote(str(found.get('job', '')))}"})
 
@@ -275,24 +286,20 @@ class ChatApi:
         return json_response(_require_row(row, f"no adapter {adapter!r}", "adapter_not_found"))
 
     async def create(self, request: Request) -> Response:
-        body, tenant = parse_body(AdapterBody, await self.read_json(request)), request.state.tenant
+        body, tenant = await self.read(request, partial(parse_body, AdapterBody)), request.state.tenant
         async with self.creation_lock:  # two requests at once must not both find room for one more
             rows, most = await self.backend.models(tenant.name), tenant.limits.adapters
             if len(rows) >= most:
-                raise ApiError(
-                    f"there are {len(rows)} adapters, and this key may have {most}; DELETE /v1/adapters/NAME makes room",
-                    409,
-                    param="adapter",
-                    code="too_many_adapters",
-                )
+                why = f"there are {len(rows)} adapters, and this key may have {most}; DELETE /v1/adapters/NAME makes room"
+                raise ApiError(why, 409, param="adapter", code="too_many_adapters")
             return json_response(await self.backend.create(tenant.name, body.adapter), 201)
 
     async def promote(self, request: Request, adapter: AdapterName) -> Response:
-        body = parse_body(VersionBody, await self.read_json(request))
+        body = await self.read(request, partial(parse_body, VersionBody))
         return json_response(await self.backend.promote(request.state.tenant.name, adapter, body.version))
 
     async def roll_back(self, request: Request, adapter: AdapterName) -> Response:
-        to = parse_body(RollBackBody, await self.read_json(request)).to
+        to = (await self.read(request, partial(parse_body, RollBackBody))).to
         return json_response(await self.backend.roll_back(request.state.tenant.name, adapter, "" if to == "base" else to))
 
     async def freeze(self, request: Request, adapter: AdapterName) -> Response:

@@ -39,8 +39,8 @@ DEFAULT_MAX_TOKENS = 1024
 """Longest reply of a chat request that names no limit, in tokens."""
 MAX_CHOICES = 16
 """Most choices of one request (OpenAI: 128)."""
-MAX_KEYS = 10_000
-"""Most keys of an object in a body."""
+MAX_KEYS, MAX_VALUES = 2_000, 50_000
+"""Most keys of an object in a body, and most values in all of it: each may be wrong, and while they are judged, no client gets a token."""
 ERROR_TYPES = {429: "rate_limit_error", 401: "authentication_error", 403: "permission_error"}
 
 UNSUPPORTED = {
@@ -96,7 +96,7 @@ def parse_json(body: bytes) -> Any:
 
     Raises:
         ApiError: the body is not JSON in UTF-8: also NaN, a number beyond a float's range, half of a surrogate pair, a nesting of
-            more than 200 levels, or an object of more than `MAX_KEYS` keys.
+            more than 200 levels, an object of more than `MAX_KEYS` keys, or more than `MAX_VALUES` values.
     """
     try:
         data = from_json(body, allow_inf_nan=False)
@@ -107,15 +107,17 @@ def parse_json(body: bytes) -> Any:
 
 
 def _require_limits(data: Any) -> None:
-    """Raise a `ValueError` for an infinite number in the data, as JSON's 1e999 becomes, or for an object of too many keys: each may be
-    wrong, and while a megabyte of them is judged, no client gets a token."""
-    if isinstance(data, dict | list):
-        if isinstance(data, dict) and len(data) > MAX_KEYS:
-            raise ValueError(f"an object has {len(data)} keys, and may have {MAX_KEYS}")
-        for value in data.values() if isinstance(data, dict) else data:
-            _require_limits(value)
-    elif isinstance(data, float) and not math.isfinite(data):
-        raise ValueError("a number is too large")
+    """Raise a `ValueError` for an infinite number in the data, as JSON's 1e999 becomes, or for too many keys or values."""
+    left, waiting = MAX_VALUES, [data]
+    while waiting:
+        if isinstance(value := waiting.pop(), dict | list):
+            if isinstance(value, dict) and len(value) > MAX_KEYS:
+                raise ValueError(f"an object has {len(value)} keys, and may have {MAX_KEYS}")
+            if (left := left - len(value)) < 0:
+                raise ValueError(f"it has more than {MAX_VALUES} values")
+            waiting += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise ValueError("a number is too large")
 
 
 # Requests
@@ -138,18 +140,10 @@ Content = str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$")]
 
 
-class SystemMessageBody(StrictBody):
-    """Instructions before the chat; `developer` means `system`."""
+class PlainMessageBody(StrictBody):
+    """A message of the user, or instructions; `developer` means `system`."""
 
-    role: Literal["system", "developer"]
-    content: Content
-    name: str | None = None
-
-
-class UserMessageBody(StrictBody):
-    """A message of the user."""
-
-    role: Literal["user"]
+    role: Literal["system", "developer", "user"]
     content: Content
     name: str | None = None
 
@@ -190,7 +184,7 @@ class ToolMessageBody(StrictBody):
     tool_call_id: Annotated[str, Field(min_length=1, max_length=256)]
 
 
-Message = Annotated[SystemMessageBody | UserMessageBody | AssistantMessageBody | ToolMessageBody, Field(discriminator="role")]
+Message = Annotated[PlainMessageBody | AssistantMessageBody | ToolMessageBody, Field(discriminator="role")]
 
 
 class FunctionBody(StrictBody):
@@ -223,12 +217,8 @@ class JsonSchema(StrictBody):
     strict: bool | None = None
 
 
-class TextFormat(StrictBody):
-    type: Literal["text"]
-
-
-class JsonObjectFormat(StrictBody):
-    type: Literal["json_object"]
+class PlainFormat(StrictBody):
+    type: Literal["text", "json_object"]
 
 
 class JsonSchemaFormat(StrictBody):
@@ -236,7 +226,7 @@ class JsonSchemaFormat(StrictBody):
     json_schema: JsonSchema
 
 
-ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+ResponseFormat = Annotated[PlainFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
 class StreamOptions(StrictBody):
@@ -308,6 +298,8 @@ class TextBody(RequestBody):
 class ParsedRequest:
     """A request that was checked."""
 
+    model: str
+    """The model as the client named it."""
     adapter: str
     """The part of `model` after the colon; empty: there is none."""
     version: str
@@ -379,7 +371,7 @@ def parse_chat(data: Any, model: str, features: Collection[str], window: int) ->
     Raises:
         ApiError: names the field that is not supported, and the reason.
     """
-    body = parse_body(ChatBody, refuse_fields(data, UNSUPPORTED))
+    body = parse_body(ChatBody, _refuse_fields(data))
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
         raise ApiError("max_tokens and max_completion_tokens mean the same and differ; give one", param="max_tokens")
     if body.top_logprobs is not None and not body.logprobs:
@@ -419,7 +411,7 @@ def parse_chat(data: Any, model: str, features: Collection[str], window: int) ->
 
 def parse_text(data: Any, model: str, features: Collection[str], window: int) -> ParsedRequest:
     """The request in a body of `/v1/completions`; see `parse_chat`."""
-    body = parse_body(TextBody, refuse_fields(data, UNSUPPORTED))
+    body = parse_body(TextBody, _refuse_fields(data))
     if "raw" not in features:
         raise ApiError("this model only chats; use /v1/chat/completions", param="prompt", code="unsupported_parameter")
     sampling, more = _sampling(body, body.max_tokens or 16, window), _extra_options(body, features)
@@ -436,6 +428,7 @@ def _parsed(body: RequestBody, model: str, requests: Sequence[ChatRequest], **mo
         raise ApiError("stream_options needs stream: true", param="stream_options")
     adapter, version = _split_model_name(body.model, model)
     return ParsedRequest(
+        model=body.model,
         adapter=adapter,
         version=version,
         requests=_repeat_requests(requests, body.n or 1),
@@ -446,14 +439,14 @@ def _parsed(body: RequestBody, model: str, requests: Sequence[ChatRequest], **mo
     )
 
 
-def refuse_fields(data: Any, unsupported: Mapping[str, str]) -> Any:
-    """The body without these fields. Raises an `ApiError` with the field's reason if one of them is not null."""
+def _refuse_fields(data: Any) -> Any:
+    """The body without unsupported fields. Raises an `ApiError` with the field's reason if one of them is not null."""
     if not isinstance(data, dict):
         return data
-    for name in unsupported.keys() & data.keys():
+    for name in UNSUPPORTED.keys() & data.keys():
         if data[name] is not None:
-            raise ApiError(f"{name} is not supported: {unsupported[name]}", param=name, code="unsupported_parameter")
-    return {name: value for name, value in data.items() if name not in unsupported}
+            raise ApiError(f"{name} is not supported: {UNSUPPORTED[name]}", param=name, code="unsupported_parameter")
+    return {name: value for name, value in data.items() if name not in UNSUPPORTED}
 
 
 def _split_model_name(name: str, model: str) -> tuple[str, str]:
@@ -466,9 +459,8 @@ def _split_model_name(name: str, model: str) -> tuple[str, str]:
 
 def unknown_model(name: str) -> ApiError:
     """The error for a model that does not exist, or not for this tenant."""
-    return ApiError(
-        f"there is no model {name[:100]!r} here; GET /v1/models lists them", 404, param="model", code="model_not_found"
-    )
+    message = f"there is no model {name[:100]!r} here; GET /v1/models lists them"
+    return ApiError(message, 404, param="model", code="model_not_found")
 
 
 def _sampling(body: RequestBody, max_tokens: int, window: int) -> Sampling:
@@ -529,7 +521,7 @@ def _tool_choice(body: ChatBody, features: Collection[str]) -> Any:
     return choice if isinstance(choice, str) else choice.model_dump()
 
 
-def _message(message: SystemMessageBody | UserMessageBody | AssistantMessageBody | ToolMessageBody) -> dict[str, Any]:
+def _message(message: PlainMessageBody | AssistantMessageBody | ToolMessageBody) -> dict[str, Any]:
     """A message for the engine: `developer` becomes `system`, and the parts of the content one text."""
     content = message.content
     if isinstance(content, list):

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from contextvars import ContextVar
 from typing import Any
+from weakref import WeakValueDictionary
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
@@ -20,7 +21,7 @@ from .metrics import ServerMetrics
 from .openai_wire import STATUSES, ApiError, ParsedRequest
 from .tenants import Tenant, Tenants
 
-__all__ = ["ConcurrentReplies", "PendingAnswer", "StartQueues"]
+__all__ = ["ConcurrentReplies", "PendingAnswer", "TenantQueues"]
 
 LOG = logging.getLogger("learngraph.chat_server")
 REQUEST_ID: ContextVar[str] = ContextVar("request", default="without an id")
@@ -28,39 +29,35 @@ REQUEST_ID: ContextVar[str] = ContextVar("request", default="without an id")
 MAX_STARTS = 4
 """Replies of one tenant that begin at the same time. Its 256 clients get as many tokens a second as without a limit."""
 START_SECONDS = 0.1
-"""Longest time that a reply counts as one that begins: a network that reads long prompts has many of them at once."""
+"""Longest time that a reply counts as one that begins."""
 Turn = Callable[[], AbstractAsyncContextManager[None]]
 """Makes the context manager in which a reply begins."""
 
 
-class StartQueues:
-    """Queues of the replies that begin, one a tenant. Belongs to one event loop.
+class TenantQueues:
+    """Queues of work that holds the event loop up, one a tenant. Belongs to one event loop.
 
-    To begin a reply takes much of the event loop and twenty of its rounds, before its network is asked at all. Of each tenant only
-    `MAX_STARTS` replies are in this stage, so that rounds stay short, and a tenant's only request does not wait for the hundreds that
-    another one sends at once.
+    A request takes twenty of the loop's rounds, before its network is asked at all. Of each tenant only a few are in such a stage, so
+    that rounds stay short, and a tenant's only request does not wait for the hundreds that another one sends at once.
+
+    Args:
+        most: requests of one tenant at the same time.
+        seconds: longest time that one counts: a network that reads long prompts has many of them at once.
     """
 
-    def __init__(self) -> None:
-        self._queues: dict[str, tuple[asyncio.Semaphore, int]] = {}
+    def __init__(self, most: int = MAX_STARTS, seconds: float = 60.0) -> None:
+        self._most, self._seconds = most, seconds
+        self._queues = WeakValueDictionary[str, asyncio.Semaphore]()  # of tenants that have requests
 
     @asynccontextmanager
     async def turn(self, tenant: str) -> AsyncIterator[None]:
-        """Wait until this reply may begin. The block ends when it has begun; after `START_SECONDS` the next one may begin anyway."""
-        semaphore, users = self._queues.get(tenant) or (asyncio.Semaphore(MAX_STARTS), 0)
-        self._queues[tenant] = semaphore, users + 1
-        try:
-            await semaphore.acquire()
-            with ExitStack() as place:
-                place.callback(semaphore.release)
-                timer = asyncio.get_running_loop().call_later(START_SECONDS, place.close)
-                place.callback(timer.cancel)
-                yield
-        finally:
-            users = self._queues[tenant][1] - 1
-            self._queues[tenant] = semaphore, users
-            if not users:
-                del self._queues[tenant]
+        """Wait for this request's turn, which is the `with` block; after `seconds` the next one has its turn anyway."""
+        semaphore = self._queues.setdefault(tenant, asyncio.Semaphore(self._most))
+        await semaphore.acquire()
+        with ExitStack() as place:
+            place.callback(semaphore.release)
+            place.callback(asyncio.get_running_loop().call_later(self._seconds, place.close).cancel)
+            yield
 
 
 class ConcurrentReplies:
@@ -163,7 +160,6 @@ class PendingAnswer:
         tenant: whose request it is.
         parsed: the request.
         form: of the answer.
-        model: the model as the client named it.
         receive: reports that the client hung up, after the body was read.
         turn: makes the context manager in which a reply begins.
 
@@ -180,7 +176,6 @@ class PendingAnswer:
         tenant: Tenant,
         parsed: ParsedRequest,
         form: type[ChatAnswer],
-        model: str,
         receive: Receive,
         turn: Turn,
     ) -> None:
@@ -199,7 +194,7 @@ class PendingAnswer:
             ]
             self.replies = ConcurrentReplies(streams, receive, turn)
             self._reserved = stack.pop_all()
-        self._form = form(id, model, version, parsed)
+        self._form = form(id, version, parsed)
         self.headers = {"x-policy-version": version} | ({"x-experience-id": id} if parsed.store else {})
 
     async def close(self) -> None:

@@ -186,7 +186,7 @@ async def test_a_provider_that_fails_is_told_in_a_sentence_without_its_address(
         assert {text: answer.status_code for text, answer in found.items()} == {"500": 503, "401": 503, "400": 400}
         told = {text: answer.json()["error"]["message"] for text, answer in found.items()}
         assert told["500"] == "the model's provider does not answer; try again later"
-        assert told["401"] == "the model's provider refuses this service's key; try again later"
+        assert told["401"] == "the model's provider refuses this service's key; its operator must mend that"
         assert "secret words" in told["400"]  # the client's own request is at fault
         levels = [line.levelname for line in caplog.records if line.message.startswith("request ")]
         assert levels == ["ERROR", "ERROR", "INFO"], "an error of the log is one that an operator can put right"

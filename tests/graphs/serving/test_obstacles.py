@@ -147,6 +147,22 @@ async def test_one_end_user_alone_is_said_to_teach_nothing_where_several_chat(tm
         assert row["help"].startswith("feedback of other end users")
 
 
+async def test_a_step_under_way_is_no_lack_of_other_end_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(tmp_path, OPEN_GATE) as service:
+        assert service._learning is not None
+        graph, seen = service._learning._graph, list[str]()
+
+        class Watched:
+            async def ainvoke(self, asked: Any) -> Any:
+                seen.extend(row.why for row in service._obstacles("acme", "default"))
+                return await graph.ainvoke(asked)
+
+        monkeypatch.setattr(service._learning, "_graph", Watched())
+        await teach(service, 8)
+        assert seen
+        assert not [why for why in seen if "end user" in why]
+
+
 async def test_damaged_files_of_one_tenant_are_said_and_hide_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(tmp_path, OPEN_GATE) as service:
         await turns(service, 1)

@@ -151,11 +151,12 @@ function Board({ leave }) {
   async function refresh() {
     if (document.hidden || String(getSelection())) return;
     try {
-      const [status, adapters, last] = await Promise.all([ask("/status"), ask("/adapters"), ask("/experiences?limit=20")]);
+      const [status, adapters] = await Promise.all([ask("/status"), ask("/adapters")]);
       const row = adapters.data.find((one) => one.adapter === chosen) ?? adapters.data[0];
       const name = wanted || nameOf(row.live) || (row.versions[0]?.name ?? "");
+      const newest = `/experiences?limit=20&adapter=${encodeURIComponent(row.adapter)}`, last = await ask(newest);
       let learned = [], trouble = "";
-      if (name) await ask(`/experiences?limit=20&adapter=${encodeURIComponent(row.adapter)}&learned_by=${encodeURIComponent(name)}`).then((page) => { learned = page.data; }, (error) => { trouble = error.message; });
+      if (name) await ask(`${newest}&learned_by=${encodeURIComponent(name)}`).then((page) => { learned = page.data; }, (error) => { trouble = error.message; });
       const waits = Object.entries(status.scopes.find((one) => one.adapter === row.adapter)?.held ?? {}).slice(-20).reverse();
       const held = await Promise.all(waits.map(([id, why]) => ask(`/experiences/${encodeURIComponent(id)}`).then((item) => ({ item, why }), () => null)));
       setFound({ held: held.filter(Boolean), status, row, name, learned, trouble, names: adapters.data.map((one) => one.adapter), last: last.data });
