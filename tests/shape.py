@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 86_893, "tests": 73_949}
+LINES: Mapping[str, int] = {"source": 86_888, "tests": 73_998}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_161,
@@ -23,12 +23,12 @@ ROOMS: Mapping[str, int] = {
     "graphs/cli": 2_990,
     "graphs/experiments": 7_610,
     "graphs/presets": 108,
-    "graphs/serving": 2_475,
+    "graphs/serving": 2_478,
     "graphs/studio": 2_232,
     "graphs/wiring": 4_997,
     "memory": 1_501,
     "memory/attempts": 653,
-    "memory/claas": 2_816,
+    "memory/claas": 2_815,
     "memory/conversations": 3_000,
     "memory/lessons": 1_335,
     "memory/returns": 1_062,
@@ -48,7 +48,7 @@ ROOMS: Mapping[str, int] = {
     "tools/models": 928,
     "tools/notebook": 1_715,
     "tools/pocket": 320,
-    "tools/serving": 3_354,
+    "tools/serving": 3_347,
     "tools/traces": 740,
     "tools/training": 3_764,
 }
