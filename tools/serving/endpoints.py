@@ -116,8 +116,8 @@ class ChatApi:
     starts: TenantQueues = field(default_factory=partial(TenantQueues, MAX_STARTS, START_SECONDS))
 
     async def read(self, request: Request, parse: Callable[[Any], T]) -> T:
-        """What `parse` makes of the JSON of a request's body; an empty body is an empty object. A tenant's bodies are parsed one after the
-        other, with rests: a megabyte takes long, and other tenants' requests need the event loop meanwhile.
+        """A request's body, as `parse` reads its JSON; an empty body is an empty object. A tenant's bodies are parsed one after the other,
+        with rests: a megabyte takes long, and other tenants' requests need the event loop meanwhile.
 
         Raises:
             ApiError: the body is too long, too slow or no JSON, or `parse` raises it.
