@@ -14,14 +14,14 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 86_888, "tests": 73_998}
+LINES: Mapping[str, int] = {"source": 86_881, "tests": 73_998}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_161,
     "graphs/agents": 8_352,
-    "graphs/baselines": 1_652,
+    "graphs/baselines": 1_648,
     "graphs/cli": 2_990,
-    "graphs/experiments": 7_610,
+    "graphs/experiments": 7_607,
     "graphs/presets": 108,
     "graphs/serving": 2_478,
     "graphs/studio": 2_232,

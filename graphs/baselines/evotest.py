@@ -14,7 +14,6 @@ baseline runs code that a model wrote, and temperature, history and step limit a
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from ...nodes.act.episode import Act
 from ...nodes.arguments import Amount, Range
 from ...nodes.state import AttemptState
 from ...nodes.update.configuration import (
@@ -90,7 +89,6 @@ def build(inputs: MethodInputs = NOT_GIVEN, settings: EvoTest | None = None, **c
         **attempt_nodes(inputs, settings.temperature, buffer, {"configuration": {}}),
         "select": SelectConfiguration(buffer, first, settings.exploration),
         "propose": inputs.make_policy(view),
-        "act": Act(inputs.environment, inputs.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
         "evolve": evolve_configuration(evolution, inputs.require_chat_model("evotest"), inputs.prompting.load("ask/again")),
     }
     full = RouteEvolution(inputs.success_threshold(settings.success_threshold), settings.cross_task)

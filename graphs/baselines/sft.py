@@ -20,8 +20,7 @@ from langgraph.graph import StateGraph
 
 from ...memory.claas.settings import LoRA
 from ...memory.claas.weights import TrainingLog, WeightSettings
-from ...nodes.act.choose import Choose
-from ...nodes.act.episode import Act, Begin, route_episode_end
+from ...nodes.act.episode import route_episode_end
 from ...nodes.arguments import Amount, ArgumentCheck, Count
 from ...nodes.learn.train_weights import (
     FindVersion,
@@ -35,6 +34,7 @@ from ...nodes.learn.train_weights import (
     make_training_router,
 )
 from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, RewardChannels
+from ..wiring.episode import episode_nodes
 from ..wiring.flow import Graph, Node, compile_graph, wire
 from ..wiring.inputs import NOT_GIVEN, SHARED, MethodInputs, given_settings
 from ..wiring.weights import MakeTrainer, open_weight_trainer, scoring_policy
@@ -134,10 +134,8 @@ def trained_nodes(
     policy = scoring_policy(inputs, settings.method)
     return {
         "find_version": FindVersion(log),
-        "begin": Begin(inputs.environment),
+        **episode_nodes(inputs, settings.temperature),
         "propose": VersionedPolicy(policy, trainer),
-        "choose": Choose(settings.temperature),
-        "act": Act(inputs.environment, inputs.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
         "judge": inputs.judge_node(),
         "keep": KeepAttempt(log, inputs.journal),
         "train": make_train(trainer, ReadSteps(policy, inputs.journal)),

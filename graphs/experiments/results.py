@@ -40,8 +40,6 @@ class SeedResult:
     """Input and output tokens of the finished episodes alone."""
     tokens_by_episode: tuple[int, ...] = ()
     """Input and output tokens of each finished episode."""
-    calls_by_episode: tuple[int, ...] = ()
-    """Calls of the model in each finished episode."""
     seconds: tuple[float | None, ...] = ()
     """Wall time of each episode; None where it was not measured."""
     answer: int | None = None
@@ -155,7 +153,6 @@ def read_result(job: Job) -> SeedResult:
         usage=usage,
         episode_tokens=sum(one.tokens for one in by_episode),
         tokens_by_episode=tuple(one.tokens for one in by_episode),
-        calls_by_episode=tuple(one.calls for one in by_episode),
         # The time of an episode that began with reading a bank is mostly the reading.
         seconds=tuple(None if row.get("studied") else seconds.get(row["id"]) for row in rows),
         answer=result["answer"],
