@@ -110,7 +110,7 @@ class Intake:
             return None
         goal = next((str(message.text) for message in messages if isinstance(message, HumanMessage)), "")
         turn = Turn(str(getattr(messages[start], "id", None) or one.trace or "turn 1"), done, one.trace)
-        task = Task(self.task(messages) if self.task else DOMAIN, self.screen.redact(goal))
+        task = Task(self.task(messages) if self.task else DOMAIN, self.screen.of_thread(messages).redact(goal))
         user = "".join(self.user.labels(dict.fromkeys(self.user.names, one.user))) if one.user else ""
         found, ratings = self.screen.suspicion_in(messages), tuple[Rating, ...]()
         try:

@@ -580,26 +580,27 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         is_suspect = self.screen.suspicion_in(messages) is not None
         # A thread may be older than its first recorded turn: what this turn answers is what it is about.
         asked = trim_middle(str(messages[last_user_message(messages)].text), MOST_GOAL_CHARS)
-        task = replace(place.task, instruction=self.screen.redact(asked))
+        known = conversations.turns_at_hand(place.thread)
+        screen = self.screen.of_thread(messages, place.thread, [digest for one in known for digest in one.secrets])
+        task = replace(place.task, instruction=screen.redact(asked))
         where = last_user_message(messages), self.agent.listed
         try:
-            done = self.screen.steps(messages, self.state_key, *where)
+            done = screen.steps(messages, self.state_key, *where)
         except Exception as error:  # the app's function; what happened is kept all the same
             if not goes_on:  # once a turn
                 self._note_failure_of(place.scope, "a turn was recorded without its state_key", error)
-            done = self.screen.steps(messages, goal_and_last_turn, *where)
+            done = screen.steps(messages, goal_and_last_turn, *where)
         mine = [one for one in learning if (one.get("turn"), one.get("method")) == (place.turn, self.method)]
         entries = tuple({key: value for key, value in one.items() if key != "turn"} for one in mine)
         run = str(getattr(getattr(runtime, "execution_info", None), "run_id", None) or "")
         answered = messages[last_user_message(messages) :]
         replies = tuple(str(one.id) for one in answered if isinstance(one, AIMessage) and one.id)
-        about: Any = {"called_by": caller.message, "user": place.user}
+        about: Any = {"called_by": caller.message, "user": place.user, "secrets": screen.digests}
         turn = Turn(place.turn, done, run, entries, replies, sent_beside(answered), self.method, **about)
-        known = conversations.turns_at_hand(place.thread)
         if known and known[-1].id == place.turn and is_summary(answered[0]):
             said = [n for n, one in enumerate(messages) if isinstance(one, AIMessage)]
             after = next((n for n in said if n > where[0] and messages[n].id not in known[-1].replies), len(messages))
-            again = len(self.screen.steps(messages[:after], goal_and_last_turn, *where))
+            again = len(screen.steps(messages[:after], goal_and_last_turn, *where))
             turn = with_beginning(turn, known[-1], again)
         read = caller.read.union(str(one.id) for one in messages)
         before = messages[where[0] - 1] if where[0] > 0 else None
@@ -609,8 +610,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             recorder[self.method] = turn, task, place.user
             return None
         turns = [*(handed or {}).values(), (turn, task, place.user)]
-        _, task, user = turns[0]  # the innermost learner says what the conversation is about
-        about = {"task": task, "domain": DOMAIN, "user": user}
+        about = {"task": turns[0][1], "domain": DOMAIN, "user": turns[0][2]}  # as the innermost learner says
         for one, *_ in turns:
             conversations.note_turn(place.thread, one, **about)
         keep: Callable[..., Any] = partial(conversations.record, place.thread, read=read, **about)

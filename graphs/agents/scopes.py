@@ -324,7 +324,9 @@ class ScopedLearner(ArgumentCheck, ScopeMemories[Index]):
         )  # read only where somebody traces
         with span("upsert_memory", memory_names(labels, thread), origins) as traced:
             why = found.reason if text and (found := self.screen.suspicion(text)) is not None else ""
-            words = text and self.screen.redact(text)
+            turns = getattr(conversations.latest(thread), "turns", ()) if text else ()
+            told = [digest for one in turns for digest in one.secrets]
+            words = text and self.screen.of_thread([text], thread, told).redact(text)
             rate = partial(conversations.rate, thread, reward, words, unlearned=why, **more)
             rating: Rating = self.agent.queue.ask((labels, thread), rate)
             if why and rating.unlearned:

@@ -1,6 +1,7 @@
 """The screen between conversations and memory: what is kept out, what is blackened, and what a person has to look at first.
 
     redact      secrets (keys, tokens, passwords, PINs, card numbers), and with `pii` addresses, phone and identity numbers, become `[secret]`
+    of_thread   words that were told as passwords or PINs are blackened wherever they stand in their thread
     suspicion   texts that read like instructions to the agent: a user's turn with one is quarantined, with what follows in its thread
     learnable   messages without calls of tools that are never to be learned, and without their results
     steps       the steps without the words of tools, and with the origin of values that only a tool has said (origins.py)
@@ -11,10 +12,11 @@ The patterns know the usual forms. They are no proof: prompts show memory as dat
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
@@ -44,7 +46,7 @@ _NO_PASSWORD = (
     r"because|your|this|that|from|case|when|nicht|falsch|ung\u00fcltig|vergessen|jetzt|immer|noch|bitte)[.!?:)]*(?![^\s,;\"'])"
 )
 _PASSWORD = re.compile(
-    r"(?i)\b((?:pass(?:word|wd|phrase|code|wort)|pwd|pw|kennwort|contrase\u00f1a|mot de passe)\b[\"']?"
+    r"(?i)\b((?:pass[ -]?(?:word|wd|phrase|code|wort)|code[ -]?word|pwd|pw|kennwort|contrase\u00f1a|mot de passe)\b[\"']?"
     rf"(?:(?:\s+(?:for|to|of|at|f\u00fcr|zu)(?:\s+[\w.-]+){{1,4}}?)?{_IS}(?!{_NO_PASSWORD})"
     r"|(?:(?<=\bmy password)\s+to|['\u2019]s)?\s+(?=\S*\d)(?=\S*[a-z])(?=\S{6})))([^\s\"'`,;:=][^\s\"'`,;]{3,})"
 )
@@ -66,6 +68,12 @@ _ARGUMENT = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 """An argument of a call, as `name=value`, that is a secret by its name, whatever its value is like."""
+_TOKEN = re.compile(
+    r"[^\s\"'`,;:=()\[\]{}<>/|\\\u201c\u201d\u201e.!?]+(?:[.!?]+[^\s\"'`,;:=()\[\]{}<>/|\\\u201c\u201d\u201e.!?]+)*"
+)
+"""A word by which a secret is found again, without the marks around it."""
+LEAST_SECRET_CHARS = 4
+"""Characters from which such a word is blackened wherever it stands."""
 _CARD = re.compile(r"\b\d(?:[ -]?\d){12,18}\b")
 _PII = re.compile(
     r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b|\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){3,7}(?: ?[A-Z0-9]{1,3})?\b|\b\d{3}-\d{2}-\d{4}\b"
@@ -134,6 +142,10 @@ class Screen:
     unlearned_tools: tuple[str, ...] = ()
     finds_instructions: bool = True
     trusted_tools: tuple[str, ...] = ()
+    secrets: ClassVar[frozenset[str]] = frozenset()
+    """The words that are blackened wherever they stand: those of a thread (`of_thread`)."""
+    digests: ClassVar[tuple[str, ...]] = ()
+    """Their digests with the thread's name for a key: the words themselves are not kept."""
 
     def __new__(cls, *args: Any, **given: Any) -> Self:
         """Check the options' names; raises `UserError` where one is misspelt."""
@@ -151,7 +163,23 @@ class Screen:
 
     def redact(self, text: str) -> str:
         """A text with its secrets blackened."""
-        return _redacted(text, self.pii) if self.redacts else text
+        text = _redacted(text, self.pii) if self.redacts else text
+        return (
+            _TOKEN.sub(lambda one: "[secret]" if one[0].casefold() in self.secrets else one[0], text) if self.secrets else text
+        )
+
+    def of_thread(self, said: Sequence[BaseMessage | str], thread: str = "", told: Collection[str] = ()) -> Self:
+        """The screen for what is said in a thread: it knows the words that these messages or texts tell as secrets, and those of them of
+        which `told`, that of the thread's recorded turns (`Turn.secrets`), has the digests."""
+        texts = [one if isinstance(one, str) else str(one.text) for one in said]
+        calls = [call["args"] for one in said if isinstance(one, AIMessage) for call in one.tool_calls]
+        found = self.secrets.union(*map(_told, texts), *(_told_words(one) for args in calls for one in _secret_values(args)))
+        every = {one.casefold() for text in texts for one in _TOKEN.findall(text)} if told else ()
+        found = found.union(one for one in every if _secret_digest(one, thread) in told) if self.redacts else self.secrets
+        made, digests = copy(self), {*told, *(_secret_digest(one, thread) for one in found)}
+        for name, value in (("secrets", found), ("digests", tuple(sorted(digests)))):
+            object.__setattr__(made, name, value)  # it is no option
+        return made
 
     def suspicion(self, *texts: str) -> Suspicion | None:
         """The first instruction-like text of others; None if there is none."""
@@ -178,6 +206,7 @@ class Screen:
             start: place of the first message whose steps are wanted.
             listed: name of a tool -> its arguments whose values are kept, since the tool's schema lists them.
         """
+        self = self.of_thread(messages)
         start, messages = len(self.learnable(messages[:start])), self.learnable(messages, listed)
         done = steps(messages, state_key, start=start)
         if not self.finds_instructions:
@@ -194,6 +223,7 @@ class Screen:
     ) -> tuple[list[Transition | None], list[str]]:
         """Steps that were recorded elsewhere, as they are remembered here, None for one that is not, and what users and the agent said in them."""
         origins = Origins(lambda text: self.suspicion(text) is not None, self.trusted_tools, listed or {})
+        self = self.of_thread([text for one in done for text in (one.observation_text, one.action)])
         kept, spoken, observation = list[Transition](), list[str](), ""
         for step, read, said in told_steps(done):
             spoken += [str(message.text) for message in (*read, said) if isinstance(message, HumanMessage | AIMessage)]
@@ -236,7 +266,7 @@ class Screen:
         """The same state key, of what may be learned from: states are compared as they are kept."""
 
         def state(read: Sequence[BaseMessage]) -> str:
-            if (found := key(self.learnable(read))) is None:
+            if (found := key(self.of_thread(read).learnable(read))) is None:
                 raise UserError("state_key returned None, and returns the text of a state: does it lack a `return`?")
             return str(found)
 
@@ -258,10 +288,41 @@ class Screen:
             return {key: self._value(one, str(key)) for key, one in value.items()}
         if isinstance(value, list):
             return [self._value(one, name) for one in value]
-        is_given = value is not None and not isinstance(value, bool)
-        if self.redacts and is_given and _ARGUMENT.fullmatch(f"{name}={value}"):
+        if self.redacts and (_is_secret(name, value) or (isinstance(value, int) and str(value) in self.secrets)):
             return "[secret]"
         return self.redact(value) if isinstance(value, str) else value
+
+
+def _secret_digest(word: str, thread: str) -> str:
+    key = blake2b(thread.encode("utf-8", "surrogatepass")).digest()
+    return blake2b(word.encode("utf-8", "surrogatepass"), key=key, digest_size=8).hexdigest()
+
+
+def _is_secret(name: str, value: Any) -> bool:
+    """True if an argument is a secret by its name."""
+    return value is not None and not isinstance(value, bool) and _ARGUMENT.fullmatch(f"{name}={value}") is not None
+
+
+def _secret_values(value: Any, name: str = "") -> list[str]:
+    """The arguments in a value of a call that are secrets by their names."""
+    if isinstance(value, dict | list):
+        parts = value.items() if isinstance(value, dict) else ((name, one) for one in value)
+        return [one for key, part in parts for one in _secret_values(part, str(key))]
+    return [str(value)] if _is_secret(name, value) else []
+
+
+def _told_words(value: str) -> list[str]:
+    """The words of a secret that are blackened wherever they stand: the only one, or those with digits."""
+    words = _TOKEN.findall(value.casefold())
+    known = [one for one in words if len(words) == 1 or any(sign.isdigit() for sign in one)]
+    return [one for one in known if len(one) >= LEAST_SECRET_CHARS and one not in ("secret", "private")]
+
+
+@lru_cache(maxsize=8_192)
+def _told(text: str) -> frozenset[str]:
+    """The words of what a text names as a password, a PIN or another secret."""
+    found = (one[0][len(one[1]) :] for pattern in (_NAMED, _SETTING, _PASSWORD, _PIN) for one in pattern.finditer(text))
+    return frozenset(word for value in found for word in _told_words(value))
 
 
 def _learnable_steps(done: Sequence[Transition]) -> list[Transition | None]:

@@ -55,6 +55,8 @@ class Turn:
     """Id of the message of another agent whose call of a tool it answers; empty: of none that learns."""
     user: str = ""
     """The user who began it; empty: the one whose conversation it is."""
+    secrets: tuple[str, ...] = ()
+    """Digests of the words that its thread has told as secrets until then (`Screen.of_thread`)."""
 
     @property
     def traceparent(self) -> str:

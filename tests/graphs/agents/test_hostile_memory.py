@@ -65,6 +65,16 @@ def test_what_is_hostile_teaches_nothing_and_what_is_found_late_is_withdrawn(met
         learner.release("t20", tenant="acme")
 
 
+def test_a_secret_of_a_thread_is_kept_from_what_is_said_later_and_after_a_restart_too() -> None:
+    store, said = InMemoryStore(), ["My password is hunter2!x", "Is hunter2!x set now?"]
+    model = ScriptedChat(replies=["I have set hunter2!x."])
+    for asked in said:  # no checkpointer: each run reads its own message alone, as after a summary
+        learner = SynapseMiddleware(store)
+        create_agent(model, middleware=[learner]).invoke({"messages": asked}, {"configurable": {"thread_id": "t"}})
+    assert learner.feedback("t", reward=0.0, text="hunter2!x did not work").text == "[secret] did not work"
+    assert "hunter2" not in str([*learner.export(), *store.search(("agents",), limit=100)])
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_nothing_goes_live_before_a_person_or_a_gate_lets_it_and_of_some_tools_nothing_is_kept(method: str) -> None:
     screen = Screen(unlearned_tools=("lookup_order",))

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 
 from learngraph.memory.conversations import origins
@@ -16,54 +18,15 @@ from learngraph.memory.conversations.messages import call_text, last_turn, steps
 from learngraph.memory.conversations.screen import Screen
 from learngraph.memory.errors import UserError
 
+SECRETS = tomllib.loads((Path(__file__).parent / "secrets.toml").read_text())
 
-@pytest.mark.parametrize(
-    ("said", "kept"),
-    [
-        ("my key is sk-proj-abcdefghijklmnop1234, thanks", "my key is [secret], thanks"),
-        ("AKIAABCDEFGHIJKLMNOP", "[secret]"),
-        ("password: hunter22!, please", "password: [secret], please"),
-        ("My password is hunter, and my PIN: 1234", "My password is [secret], and my PIN: [secret]"),
-        ("my old password was 'S3same!'. Passwort: geheim12", "my old password was '[secret]'. Passwort: [secret]"),
-        ("the password for the web shop is swordfish", "the password for the web shop is [secret]"),
-        ("change my password to Winter2024; PIN code 0815", "change my password to [secret]; PIN code [secret]"),
-        ("Mein Kennwort lautet Sommerzeit. CVV 123", "Mein Kennwort lautet [secret] CVV [secret]"),
-        ("postgres://app:s3cr3t@db/shop", "postgres://[secret]@db/shop"),
-        ("Authorization: Bearer abcdefghijklmnop.qrst", "Authorization: [secret]"),
-        ("-----BEGIN PRIVATE KEY-----\nabc\n-----END PRIVATE KEY-----", "[secret]"),
-        ("card 4242 4242 4242 4242", "card [secret]"),
-        ("AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7 set", "AWS_SECRET_ACCESS_KEY=[secret] set"),
-        ('{"SecretAccessKey": "wJalrXUtnFEMI/K7"}', '{"SecretAccessKey": "[secret]"}'),
-        ("client_secret=9sdf8g7sdf, clientSecret: 'abc12345'", "client_secret=[secret], clientSecret: '[secret]'"),
-        ("--db-password=swordfish; DB_PASSWORD=hunter2xyz", "--db-password=[secret]; DB_PASSWORD=[secret]"),
-        ("AccountKey=Eby8vdM02xNOcqFlqUwJ==;x", "AccountKey=[secret];x"),
-        ("redis://:p4ssw0rd@host:6379", "redis://[secret]@host:6379"),
-        ("Log in? pass: hunter2; root pw: hunter2", "Log in? pass: [secret]; root pw: [secret]"),
-        ("my password is hunter2ed", "my password is [secret]"),
-        ("pw hunter22x. My password's hunter22x", "pw [secret] My password's [secret]"),
-        ("order 4242 4242 4242 4243 of tokens sold", "order 4242 4242 4242 4243 of tokens sold"),
-        ("write to ann@shop.com or 555-123-2002", "write to ann@shop.com or 555-123-2002"),
-    ],
-)
+
+@pytest.mark.parametrize(("said", "kept"), SECRETS["blackened"])
 def test_secrets_are_blackened_and_other_numbers_stay(said: str, kept: str) -> None:
     assert Screen().redact(said) == kept
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        "I forgot my password, and the reset password link was sent to the wrong address.",
-        "My password is wrong. My password is not accepted. The password was changed yesterday! The password is incorrect, too.",
-        "Is the password at least 8 characters long? My password is 12 characters long. Password reset of order 1017.",
-        "The token issues are gone. Please send a new password for the web shop. Your password is case sensitive.",
-        "Pin 3 parts to the board; the pin of A7 is bent. My password was stolen, and my password is expired.",
-        "Mein Passwort ist falsch. Passwort vergessen: was nun? The pin is at 10:15, pin 1234.50 per box",
-        "My boarding pass: A113b42. max_tokens=4096, next_page_token: none; primary_key=customer_1, reset_password=required",
-        "Is http://host:8080/a@b up? secret_name=my-config-1, bypass=enabled1, pass: 12 of 14 tests, a turkey: 12345678abc",
-        "My password isn't working. The password is still the same, and the password reset page is empty.",
-        "The password's length is 12, my password's expiry is near, and the pw is wrong.",
-    ],
-)
+@pytest.mark.parametrize("said", SECRETS["no_secrets"])
 def test_words_about_passwords_are_no_secrets(said: str) -> None:
     assert Screen().redact(said) == said
 
@@ -103,6 +66,51 @@ def test_an_argument_is_a_secret_by_its_name(name: str, value: Any, is_secret: b
         told = Screen().retell([replace(open_steps[0], action=call_text({"name": "act", "args": {name: value}}))])[0][0]
         assert told is not None
         assert told.action == call_text({"name": "act", "args": {name: kept[name]}})
+
+
+WORDS_OF_SECRETS = st.text(st.sampled_from("abcxyzABCXYZ0123456789!?.-_+#@%$"), min_size=6, max_size=14)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    secret=WORDS_OF_SECRETS.filter(lambda one: one[0].isalnum() and one[-1].isalnum() and any(sign.isdigit() for sign in one)),
+    told=st.sampled_from(["My password is {}", "PW: {}", "the pass phrase is {}, please", "code word: {}"]),
+    bare=st.lists(
+        st.sampled_from(["{} did not work.", "Is {} set?", "({})", "set to '{}'!", "was: {}, now?"]), min_size=4, max_size=4
+    ),
+    place=st.integers(0, 3),
+)
+def test_what_is_told_as_a_secret_stands_nowhere_in_its_thread(secret: str, told: str, bare: list[str], place: int) -> None:
+    said = [one.format(secret) for one in bare]
+    said[place] = told.format(secret)
+    look = AIMessage(said[1], tool_calls=[call("look", note=said[1])])  # type: ignore[list-item]
+    talk = [HumanMessage(said[0]), look, ToolMessage(said[2], name="look", tool_call_id="look"), AIMessage(said[3])]
+    assert secret.casefold() not in str(Screen().steps(talk, last_turn)).casefold()
+    digests = Screen().of_thread(talk, "t").digests
+    assert secret not in str(digests)
+    assert secret not in Screen().of_thread(said[:1], "t", digests).redact(said[0]), (
+        "a later turn, or a comment after a restart"
+    )
+    other = bare[0].format(secret)
+    assert Screen().of_thread([other], "u", digests).redact(other) == Screen().redact(other), "another thread"
+
+
+@pytest.mark.parametrize(
+    ("told", "said", "kept"),
+    [
+        (
+            "PIN: 8643",
+            "your 8643 is fine; order 86431, A-8643 and 18643",
+            "your [secret] is fine; order 86431, A-8643 and 18643",
+        ),
+        ("PIN: 123", "order 123", "order 123"),
+        ("my password is swordfish", "Swordfish, with swordfishes", "[secret], with swordfishes"),
+    ],
+)
+def test_a_secret_of_a_thread_is_blackened_as_a_whole_word_of_four_characters_or_more(told: str, said: str, kept: str) -> None:
+    assert Screen().of_thread([told]).redact(said) == kept
+    assert Screen(redacts=False).of_thread([told]).redact(said) == said
+    assert Screen().of_thread([AIMessage("", tool_calls=[call("set", a={"pin": 8643})])]).redact("8643") == "[secret]"  # type: ignore[list-item]
 
 
 def test_private_data_is_blackened_where_asked_for() -> None:
@@ -300,18 +308,7 @@ def test_a_short_order_or_rule_of_a_tool_is_not_kept_and_a_users_rule_for_all_is
     assert (Screen().suspicion(said) is not None) == is_rule_of_user
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        "Do not disturb: room 12",
-        "Agent assigned: Kim. Agent Rossi, phone 555",
-        "Each box holds 12 pieces. All guests checked out.",
-        "As of today 3 items are left.",
-        "Order again link sent. Deposit first payment received",
-        "Immer Montag bis Freitag, 9 bis 17 Uhr",
-        "Hello Kim, your parcel is ready.",
-    ],
-)
+@pytest.mark.parametrize("said", RESULTS["like_orders"])
 def test_ordinary_results_that_begin_like_orders_are_kept(said: str) -> None:
     assert said in kept(Screen(), said)[0][1]
 
