@@ -14,11 +14,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 86_881, "tests": 73_998}
+LINES: Mapping[str, int] = {"source": 86_946, "tests": 74_005}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_161,
-    "graphs/agents": 8_352,
+    "graphs/agents": 8_354,
     "graphs/baselines": 1_648,
     "graphs/cli": 2_990,
     "graphs/experiments": 7_607,
@@ -29,7 +29,7 @@ ROOMS: Mapping[str, int] = {
     "memory": 1_501,
     "memory/attempts": 653,
     "memory/claas": 2_815,
-    "memory/conversations": 3_000,
+    "memory/conversations": 3_063,
     "memory/lessons": 1_335,
     "memory/returns": 1_062,
     "memory/search": 1_506,
