@@ -102,6 +102,8 @@ class Method:
     """The attempt that a run ends with: the one with the highest reward that the method saw, or the last."""
     has_independent_attempts: bool = False
     """True if an episode makes no use of others: with a model behind an API they may be played at the same time."""
+    runs_code: bool = False
+    """True if it runs code that a model wrote: `build` then gets a sandbox for it (`run_code`)."""
     has_training_phase: bool = False
     """True if it learns on some problems to play others: `build` then makes the graph of learning."""
     trains_weights: bool = False
@@ -213,10 +215,11 @@ METHODS: Mapping[str, Method] = {
         "writes down ways through the task that have worked, and shows them", awm.WorkflowMemory, awm.build, model_use="text"
     ),
     "evotest": Method(
-        "rewrites its configuration after an attempt, guide and examples, and picks the next by a bandit",
+        "rewrites its whole configuration after an attempt, guide, examples and code, and picks the next by a bandit",
         evotest.EvoTest,
         evotest.build,
         model_use="chat",
+        runs_code=True,
     ),
     "prompt-update": Method(
         "recalls what jitrl recalls, and writes the advantages into the prompt; the logits stay as they are",

@@ -14,18 +14,18 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 86_946, "tests": 74_005}
+LINES: Mapping[str, int] = {"source": 87_116, "tests": 74_168}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
-    "graphs": 2_161,
+    "graphs": 2_164,
     "graphs/agents": 8_354,
-    "graphs/baselines": 1_648,
+    "graphs/baselines": 1_667,
     "graphs/cli": 2_990,
-    "graphs/experiments": 7_607,
+    "graphs/experiments": 7_618,
     "graphs/presets": 108,
     "graphs/serving": 2_478,
     "graphs/studio": 2_232,
-    "graphs/wiring": 4_997,
+    "graphs/wiring": 4_998,
     "memory": 1_501,
     "memory/attempts": 653,
     "memory/claas": 2_815,
@@ -41,7 +41,7 @@ ROOMS: Mapping[str, int] = {
     "nodes/learn": 1_558,
     "nodes/retrieve": 2_193,
     "nodes/synthesize": 1_318,
-    "nodes/update": 1_942,
+    "nodes/update": 2_078,
     "tools/agent_tools": 1_396,
     "tools/environments": 8_926,
     "tools/local": 3_623,
@@ -55,7 +55,7 @@ ROOMS: Mapping[str, int] = {
 """Most lines of each room; the files at the top of a folder are a room, too."""
 ARROWS_UP = 2
 """Most imports that run back up among the rooms of the four folders: those that would have to go for the rooms to lie on floors."""
-PUBLIC_NAMES = 1_265
+PUBLIC_NAMES = 1_268
 """Most names that files show to others: those in `__all__`, or without that list, all that do not begin with `_`."""
 FILE, GRAPH_FILE, FUNCTION = 700, 400, 60
 """Most lines of a file, of a file in graphs/, and of a function."""

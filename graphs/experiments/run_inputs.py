@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
-from ...memory.errors import CommandError
+from ...memory.errors import CommandError, UserError
 from ..arms import Arm
 from .options import ModelOptions, RunOptions
 
@@ -81,8 +81,19 @@ def make_method_inputs(
 
 
 def method_resources(method: Any, make_trainer: Any = None, training_log: Any = None) -> dict[str, Any]:
-    """Arguments of a method's `build` that the method alone has: the training of the model's weights."""
-    return {"make_trainer": make_trainer, "training_log": training_log} if method.trains_weights else {}
+    """Arguments of a method's `build` that the method alone has: a sandbox for code, or the training of the model's weights."""
+    code = {"run_code": run_in_sandbox} if method.runs_code else {}
+    return code | ({"make_trainer": make_trainer, "training_log": training_log} if method.trains_weights else {})
+
+
+def run_in_sandbox(code: str) -> tuple[str, bool]:
+    """Run code of a model's behind all walls of the interpreter (tools/agent_tools/interpreter.py)."""
+    from ...tools.agent_tools.interpreter import InterpreterError, run_alone
+
+    try:
+        return run_alone(code)
+    except InterpreterError as error:
+        raise UserError(f"{error}; evotest needs no sandbox with --no-evolve-routine") from error
 
 
 def policy_kind(options: RunOptions, environment: Any, model: Any, scores: bool) -> str:

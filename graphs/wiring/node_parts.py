@@ -67,6 +67,7 @@ OWN_PARTS: Mapping[str, Callable[[Any], Any]] = {
     "PlanPractice.threshold": lambda inputs: inputs.success_threshold(None),
     "FindUnread.bank": lambda inputs: {},
     "study.bank": lambda inputs: {},
+    **dict.fromkeys(("CheckRoutine.run_code", "RunRoutine.run_code"), lambda inputs: None),
     "LessonExtractor.prompts": lambda inputs: extractor_prompts(inputs.prompting.prompts),
     "Critic.prompts": lambda inputs: critic_prompts(inputs.prompting.prompts, paper=False),
     "extract.critic": lambda inputs: _make(

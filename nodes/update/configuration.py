@@ -1,13 +1,14 @@
 """Configurations that evolve from attempt to attempt: EvoTest (arXiv:2510.13220).
 
-A configuration is all that is changed about an agent, as one: a guide in its prompts, and the number of examples from memory. After an
-attempt a model writes a child of the configuration that was played. Before the next one a bandit picks among all of them:
+A configuration is all that is changed about an agent, as one: a guide in its prompts, the number of examples from memory, and a
+routine, Python code of a model's that reads the running episode. After an attempt a model writes a child of the configuration that was
+played. Before the next one a bandit picks among all of them:
 
     V(i) = (sum of i's returns + V(parent of i)) / (n_i + 1)        a new child is worth what its parent is; the first, the mean
     U(i) = V(i) + c sqrt(log(1 + N) / (n_i + 1))                    N: all attempts; returns are scaled to [0, 1]
 
 The tree is not kept apart: the note on an attempt says which configuration was played and which child was written after it, so that a
-run that is resumed or forked has the tree of its own past.
+run that is resumed or forked has the tree of its own past. A routine runs nowhere but in the sandbox that is passed in.
 """
 
 import json
@@ -16,14 +17,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from threading import Lock
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable
 from typing_extensions import TypedDict
 
 from ...memory.attempts.buffer import Buffer
-from ...memory.records import Trajectory
+from ...memory.records import Trajectory, Transition
 from ...memory.storage.journal import Journal
 from ..act.episode import Environment
 from ..arguments import Amount
@@ -38,18 +39,29 @@ from ..synthesize.workflows import has_succeeded
 
 __all__ = [
     "MAX_EXAMPLES",
+    "CheckRoutine",
+    "CodeRunner",
     "Configuration",
-    "ConfigurationChannel",
+    "ConfigurationChannels",
     "ConfigurationPart",
     "EvolutionInputs",
     "RouteEvolution",
+    "RunRoutine",
     "SelectConfiguration",
     "evolve_configuration",
 ]
 
 MAX_EXAMPLES = 10
-_FORM = '{"guide": "...", "examples": 3}'
-"""The form of the reply that has a child."""
+MAX_ROUTINE_CHARS = 6000
+MAX_DIGEST_CHARS = 1500
+"""Characters of a routine's text in a prompt."""
+
+
+class CodeRunner(Protocol):
+    """A sandbox: runs code of a model's alone, without anything from earlier calls."""
+
+    def __call__(self, code: str, /) -> tuple[str, bool]:
+        """The printed text, or the error; True if the code ran to its end."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +72,19 @@ class Configuration:
     """0 for the one that a run starts with; else that of the attempt (from 1) after which it was written."""
     parent: int = 0
     guide: str = ""
+    routine: str = ""
     examples: int = 3
+    failed: str = ""
+    """The error of a routine that was proposed with it and did not work; the parent's is used in its place."""
+
+
+class ConfigurationChannels(TypedDict):
+    """The configuration of the running episode, and what its routine says now."""
+
+    configuration: dict[str, Any]
+    """The fields of `Configuration`."""
+    digest: str
+    """The text of the routine; empty without a routine, or if it failed."""
 
 
 class ConfigurationChannel(TypedDict):
@@ -70,7 +94,17 @@ class ConfigurationChannel(TypedDict):
     """The fields of a `Configuration`."""
 
 
-class PickedConfiguration(ConfigurationChannel, NoteChannels):
+class ConfiguredEpisode(ConfigurationChannel, HeadChannel, ObservationChannel):
+    """The steps of an episode that is played with a configuration, and what is seen."""
+
+
+class DigestChannel(TypedDict):
+    """The words of the configuration's routine about the running episode."""
+
+    digest: str
+
+
+class PickedConfiguration(ConfigurationChannel, DigestChannel, NoteChannels):
     """The configuration of an episode that begins, and the note that names it."""
 
 
@@ -140,7 +174,71 @@ class SelectConfiguration:
     def __call__(self, state: EpisodeInput) -> PickedConfiguration:
         tree, returns = read_tree(self.buffer.attempts(state["run"], state["task"].id, state["episode"]), self.first)
         picked = select_configuration(tree, returns, self.c)
-        return {"configuration": asdict(picked), "note": json.dumps({"played": picked.number})}
+        return {"configuration": asdict(picked), "note": json.dumps({"played": picked.number}), "digest": ""}
+
+
+# Routines
+
+
+@dataclass(frozen=True)
+class RunRoutine:
+    """Run the configuration's routine on the running episode, in the sandbox. A routine that fails says nothing."""
+
+    role: ClassVar[str] = "tool"
+    is_blocking: ClassVar[bool] = True
+
+    run_code: CodeRunner | None
+    """None: there is no sandbox, and no routine runs."""
+    journal: Journal
+
+    def __call__(self, state: ConfiguredEpisode) -> DigestChannel:
+        routine = state["configuration"]["routine"]
+        if self.run_code is None or not routine:
+            return {"digest": ""}
+        steps = self.journal.history(state["head"])
+        text, worked = self.run_code(_cell(routine, steps, state["observation"].text))
+        return {"digest": _clip_digest(text) if worked else ""}
+
+
+def _cell(routine: str, steps: Sequence[Transition], observation: str) -> str:
+    """The code that calls a routine. Texts of the world pass as JSON within a literal, so that none of them is code."""
+    shown = [{"observation": step.observation_text, "action": step.action, "reward": step.reward} for step in steps]
+    given = json.dumps({"steps": shown, "observation": observation})
+    return f"import json\n{routine}\nprint(summarize(**json.loads({given!r})))"
+
+
+def _clip_digest(text: str) -> str:
+    text = text.strip()
+    return "" if text == "None" else text if len(text) <= MAX_DIGEST_CHARS else f"{text[:MAX_DIGEST_CHARS].rstrip()}…"
+
+
+class EvolvedAttempt(ConfiguredEpisode, NoteChannels):
+    """A finished attempt with a note on its configuration, and on the child that was written."""
+
+
+@dataclass(frozen=True)
+class CheckRoutine:
+    """Try a child's new routine on the attempt just made. One that fails is replaced by the parent's, and its error is kept."""
+
+    role: ClassVar[str] = "tool"
+    is_blocking: ClassVar[bool] = True
+
+    run_code: CodeRunner | None
+    journal: Journal
+
+    def __call__(self, state: EvolvedAttempt) -> NoteChannels:
+        note = _read_note(state["note"])
+        child = note.get("child") or {}
+        if self.run_code is None or not child.get("routine") or child["routine"] == state["configuration"]["routine"]:
+            return {"note": state["note"]}
+        steps = self.journal.history(state["head"])
+        for seen in (0, len(steps)):  # at the first step there is nothing to summarize yet
+            text, worked = self.run_code(_cell(child["routine"], steps[:seen], state["observation"].text))
+            if not worked:
+                error = text.strip()[-300:]
+                child = {**child, "routine": state["configuration"]["routine"], "failed": error}
+                break
+        return {"note": json.dumps({**note, "child": child})}
 
 
 # Evolution
@@ -177,6 +275,14 @@ class EvolutionInputs:
     max_guide_tokens: int
     prompt: Prompt
     """`evotest/evolve`."""
+    routine_rules: str
+    """The text that says what a routine is; empty where there is no sandbox."""
+
+    @property
+    def form(self) -> str:
+        """The form of the reply."""
+        routine = ', "routine": "..."' if self.routine_rules else ""
+        return f'{{"guide": "...", "examples": 3{routine}}}'
 
 
 def evolve_configuration(
@@ -196,20 +302,22 @@ def evolve_configuration(
             returns.setdefault(played.number, []).append(math.fsum(known))
         shown = {
             "instruction": state["task"].instruction,
-            "configuration": _describe(played),
+            "configuration": _describe(played, bool(inputs.routine_rules)),
             "returns": _returns_text(tree, returns, played),
         }
         steps = attempt_text(
             state, inputs.journal, inputs.layout, "\n".join(shown.values()), inputs.count_tokens, inputs.window
         )
-        return inputs.prompt.messages(**shown, steps=steps, number=state["episode"] + 1, form=_FORM)
+        return inputs.prompt.messages(
+            **shown, steps=steps, number=state["episode"] + 1, routine=inputs.routine_rules, form=inputs.form
+        )
 
     def read(reply: AIMessage, state: JudgedConfiguration) -> NoteChannels:
         played = _configuration(state["configuration"])
         found = read_object(answer_text(reply), "guide")
-        guide, examples = found.get("guide"), found.get("examples")
+        guide, examples, routine = found.get("guide"), found.get("examples"), found.get("routine")
         if not isinstance(guide, str) or not guide.strip():
-            raise Unreadable(f"asked for {_FORM}, got no text as guide")
+            raise Unreadable(f"asked for {inputs.form}, got no text as guide")
         if isinstance(examples, bool) or not isinstance(examples, int | float) or not 0 <= examples <= MAX_EXAMPLES:
             raise Unreadable(f"asked for a number from 0 to {MAX_EXAMPLES} as examples", f", got {str(examples)[:40]!r}")
         child = replace(
@@ -218,14 +326,34 @@ def evolve_configuration(
             parent=played.number,
             guide=_clip_words(guide.strip(), inputs.count_tokens, inputs.max_guide_tokens),
             examples=round(examples),
+            routine=_read_routine(routine, played.routine) if inputs.routine_rules else "",
+            failed="",
         )
         return {"note": json.dumps({"played": played.number, "child": asdict(child)})}
 
     def no_child(bad: BadReply, state: JudgedConfiguration) -> NoteChannels:
         return {"note": json.dumps({"played": state["configuration"]["number"]})}
 
-    form = reply_schema(guide=TEXT, examples=NUMBER)
+    routine: Mapping[str, Any] = {"routine": TEXT} if inputs.routine_rules else {}
+    form = reply_schema(guide=TEXT, examples=NUMBER, **routine)
     return Ask("evotest/evolve", model, messages, read, again, on_bad_reply=no_child, reply_schema=form)
+
+
+def _read_routine(routine: Any, before: str) -> str:
+    """The code of a reply; the parent's if the reply leaves it out."""
+    if routine is None:
+        return before
+    if not isinstance(routine, str):
+        raise Unreadable("asked for a text as routine", f", got {str(routine)[:40]!r}")
+    lines = routine.strip().splitlines()
+    if len(lines) > 1 and lines[0].startswith("```") and lines[-1].strip() == "```":
+        lines = lines[1:-1]
+    code = "\n".join(lines)
+    if code and "def summarize" not in code:
+        raise Unreadable("asked for code that defines summarize(steps, observation) as routine, or an empty text")
+    if len(code) > MAX_ROUTINE_CHARS:
+        raise Unreadable(f"asked for a short routine, got {len(code)} characters; {MAX_ROUTINE_CHARS} are the most")
+    return code
 
 
 def _clip_words(text: str, count: Callable[[str], int], limit: int) -> str:
@@ -240,9 +368,13 @@ def _clip_words(text: str, count: Callable[[str], int], limit: int) -> str:
     return " ".join(words[:fits])
 
 
-def _describe(played: Configuration) -> str:
+def _describe(played: Configuration, has_routine: bool) -> str:
     guide = f"<guide>\n{played.guide}\n</guide>\n" if played.guide else "It has no guide yet.\n"
-    return f"Configuration {played.number}, with which the attempt was made:\n{guide}examples: {played.examples}\n"
+    routine = failed = ""
+    if has_routine:
+        routine = f"<routine>\n{played.routine}\n</routine>\n" if played.routine else "It has no routine yet.\n"
+        failed = f"A routine that was proposed for it did not work: {played.failed}\n" if played.failed else ""
+    return f"Configuration {played.number}, with which the attempt was made:\n{guide}examples: {played.examples}\n{routine}{failed}"
 
 
 def _returns_text(tree: Sequence[Configuration], returns: Mapping[int, Sequence[float]], played: Configuration) -> str:
@@ -283,13 +415,13 @@ class _EarnedRewards:
             return {action: list(rewards) for action, rewards in self._rewards.get(situation, {}).items()}
 
 
-class ShownConfiguration(EpisodeInput, ConfigurationChannel, ObservationChannel):
-    """An episode and its configuration."""
+class ShownConfiguration(EpisodeInput, ConfigurationChannel, DigestChannel, ObservationChannel):
+    """An episode, its configuration, and what the routine says of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigurationPart(PromptPart[ShownConfiguration]):
-    """The guide and the examples."""
+    """The guide, what the routine says, and the examples."""
 
     buffer: Buffer
     environment: Environment
@@ -301,6 +433,10 @@ class ConfigurationPart(PromptPart[ShownConfiguration]):
         if guide:
             yield f"<guide>\n{guide}\n</guide>\n\n"
         yield ""
+
+    def text_after(self, state: ShownConfiguration) -> str:
+        """The text that the routine made of the episode."""
+        return f"Summary of this attempt so far:\n{state['digest']}\n" if state["digest"] else ""
 
     def request(self, state: ShownConfiguration) -> str:
         """The examples: actions that earned or cost something in this very situation."""

@@ -73,10 +73,17 @@ def ask_for_answer(build: Callable[..., Any], world: Any, replies: Sequence[str]
     return chat
 
 
+def fake_sandbox(code: str) -> tuple[str, bool]:
+    """A sandbox that runs nothing."""
+    return "You are in the hall.", True
+
+
 WALK = ("read postcard", "say please", "look", "say please")
 WIN = ("read postcard", "say mellon")
 WAY = "Open the gate (when it is shut):\n1. A postcard lies on the table: read postcard\n2. It tells a word: say {mellon}"
-EVOLVED = json.dumps({"guide": "Read the postcard, then say its word.", "examples": 3})
+EVOLVED = json.dumps(
+    {"guide": "Read the postcard, then say its word.", "examples": 3, "routine": "def summarize(steps, observation): ..."}
+)
 OPTIONS = tuple(f'{{"options": [{{"action": "{action}", "confidence": 100}}]}}' for action in WALK)
 REWARDS = (
     '{"rewards": [{"step": 1, "reward": 10}, {"step": 2, "reward": 0}, {"step": 3, "reward": 0}, {"step": 4, "reward": 0}]}'
@@ -102,8 +109,8 @@ PROMPTS: dict[str, Callable[[], tuple[ScriptedChat, int]]] = {
         ask_in_hall(partial(awm.build, settings=WorkflowMemory(variant="rewrite")), [*WALK, f"Workflow:\n{WAY}"]),
         4,
     ),
-    "evotest-evolve": lambda: (ask_in_hall(evotest.build, [*WALK, EVOLVED]), 4),
-    "evotest-step-2-of-attempt-2": lambda: (ask_in_hall(evotest.build, [*WALK, EVOLVED]), 6),
+    "evotest-evolve": lambda: (ask_in_hall(partial(evotest.build, run_code=fake_sandbox), [*WALK, EVOLVED]), 4),
+    "evotest-step-2-of-attempt-2": lambda: (ask_in_hall(partial(evotest.build, run_code=fake_sandbox), [*WALK, EVOLVED]), 6),
     "prompt-update-step-3-of-attempt-2": lambda: (
         ask_in_hall(prompt_update.build, OPTIONS, make_policy=lambda chat, _: partial(verbalized_policy, chat)),
         6,

@@ -1,27 +1,49 @@
-"""EvoTest: configurations that a model rewrites, and a bandit that picks among them."""
+"""EvoTest: configurations that a model rewrites, a bandit that picks among them, and code that runs in the sandbox alone."""
 
+import builtins
 import json
 import math
+import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from acting_agent import ActingAgent as Agent
 from hypothesis import given
 from hypothesis import strategies as st
+from in_process import play_in_process
 from killed_runs import play_past_deaths
+from openai_server import OpenAIServer
 
 from learngraph.graphs.baselines import evotest
 from learngraph.graphs.baselines.evotest import EvoTest
+from learngraph.graphs.cli.main import main
+from learngraph.graphs.experiments.run_inputs import method_resources
+from learngraph.graphs.methods import METHODS
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation, Task, Trajectory, Transition
 from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.update.configuration import Configuration, _EarnedRewards, read_tree, select_configuration
+from learngraph.tools.agent_tools.interpreter import Interpreter, InterpreterError, run_alone
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 from learngraph.tools.models.models import open_model
+
+
+def has_walls() -> bool:
+    try:
+        return run_alone("print(1)") == ("1\n", True)
+    except InterpreterError:
+        return False
+
+
+needs_walls = pytest.mark.skipif(not has_walls(), reason="NOT TESTED: this kernel lacks a wall of the sandbox")
+ROUTINE = (
+    "def summarize(steps, observation):\n    return f\"{len(steps)} steps, last {steps[-1]['action'] if steps else None}\""
+)
 
 
 class Door:
@@ -44,13 +66,13 @@ class Door:
 TASK = Task("door", "get in")
 
 
-def child(guide: str, examples: Any = 3) -> str:
-    return f"Better.\n{json.dumps({'guide': guide, 'examples': examples})}"
+def child(guide: str, routine: str = "", examples: Any = 3) -> str:
+    return f"Better.\n{json.dumps({'guide': guide, 'examples': examples, 'routine': routine})}"
 
 
-def play(agent: Agent, episodes: int, settings: EvoTest | None = None, **more: Any) -> dict[str, Any]:
+def play(agent: Agent, episodes: int, settings: EvoTest | None = None, run_code: Any = None, **more: Any) -> dict[str, Any]:
     inputs = MethodInputs.with_chat_model(Door(), more.pop("journal", Journal()), agent, **more)
-    graph = run.build(evotest.build(inputs, settings))
+    graph = run.build(evotest.build(inputs, settings, run_code=run_code))
     out: dict[str, Any] = graph.invoke({"task": TASK, "run": "r", "episode": 0, "episodes": episodes})
     return out
 
@@ -68,7 +90,7 @@ def guides(agent: Agent) -> list[str]:
 def attempt(number: int, played: int, value: float | None, has_child: bool = True) -> Trajectory:
     note: dict[str, Any] = {"played": played}
     if has_child:
-        note["child"] = {"number": number + 1, "parent": played, "guide": f"g{number + 1}", "examples": 3}
+        note["child"] = {"number": number + 1, "parent": played, "guide": f"g{number + 1}", "routine": "", "examples": 3}
     return Trajectory(f"r/{number}", TASK, (Transition("s", "a", value),), "r", number, note=json.dumps(note))
 
 
@@ -192,6 +214,145 @@ def test_a_long_guide_is_cut_and_never_ends_a_run() -> None:
     play(agent, 3, window=1800, reserved_tokens=100)
     assert guides(agent)[1].startswith("word word")
     assert len(guides(agent)[1]) < 3000
+
+
+def test_without_a_sandbox_no_routine_is_asked_for_and_none_runs() -> None:
+    for agent_settings, sandbox in ((None, None), (EvoTest(evolve_routine=False), run_alone)):
+        agent = Agent(act=lambda asked: "knock", write=lambda n: child("plan", "def summarize(steps, observation): return 1"))
+        play(agent, 3, agent_settings, sandbox)
+        assert not any("routine" in asked for asked in agent.wrote)
+        assert not any("Summary of this attempt" in asked for asked in agent.acted)
+
+
+# Routines
+
+
+@needs_walls
+def test_a_routine_reads_the_running_attempt_and_stands_in_its_prompts() -> None:
+    agent = Agent(act=lambda asked: "knock", write=lambda n: child("plan", ROUTINE))
+    play(agent, 2, run_code=run_alone)
+    said = [re.search(r"Summary of this attempt so far:\n(.*)\n", prompt) for prompt in agent.acted]
+    assert said[:4] == [None] * 4
+    assert [one[1] for one in said[4:] if one] == ["0 steps, last None", *(f"{n} steps, last knock" for n in (1, 2, 3))]
+    assert '"routine": Python code' in agent.wrote[0]
+
+
+@needs_walls
+@pytest.mark.parametrize(
+    ("routine", "error"),
+    [
+        ("def summarize(steps, observation):\n    return steps[0]['action']", "IndexError"),
+        ("def summarize(steps, observation:\n    return 1", "SyntaxError"),
+        ("def summarize(steps): return 1", "TypeError"),
+        ("import os\ndef summarize(steps, observation):\n    return open('/etc/passwd').read()", "Error"),
+    ],
+)
+def test_a_routine_that_fails_is_left_out_and_its_error_is_told(routine: str, error: str) -> None:
+    agent = Agent(act=lambda asked: "knock", write=lambda n: child(f"plan {n}", routine))
+    play(agent, 3, run_code=run_alone)
+    assert guides(agent) == ["", "plan 0", "plan 1"]  # the rest of the configuration is played
+    assert not any("Summary of this attempt" in asked for asked in agent.acted)
+    assert "A routine that was proposed for it did not work" in agent.wrote[1]
+    assert error in agent.wrote[1]
+
+
+@needs_walls
+def test_evolved_code_leaves_no_trace_outside_the_sandbox(tmp_path: Path) -> None:
+    """It can neither write a file, nor see the environment of this process, nor change anything in it."""
+    target = tmp_path / "written"
+    os.environ["EVOTEST_SECRET"] = "open sesame"
+    routine = (
+        "import os, builtins\nseen = os.environ.get('EVOTEST_SECRET')\nbuiltins.evolved = 1\n"
+        f"try:\n    open({str(target)!r}, 'w').write('x')\nexcept OSError as refused:\n    seen = f'{{seen}} {{type(refused).__name__}}'\n"
+        "def summarize(steps, observation):\n    return str(seen)"
+    )
+    try:
+        agent = Agent(act=lambda asked: "knock", write=lambda n: child("plan", routine))
+        play(agent, 2, run_code=run_alone)
+    finally:
+        del os.environ["EVOTEST_SECRET"]
+    assert "Summary of this attempt so far:\nNone PermissionError" in agent.acted[-1]
+    assert not target.exists()
+    assert not hasattr(builtins, "evolved")
+
+
+@needs_walls
+def test_a_routine_that_fails_later_says_nothing() -> None:
+    """It works on the attempt that it was tried on, and not on every other one."""
+    routine = "def summarize(steps, observation):\n    assert '1 bolts' not in observation\n    return 'fine'"
+    agent = Agent(act=lambda asked: "say friend" if "plan" in asked else "knock", write=lambda n: child("plan", routine))
+    out = play(agent, 2, run_code=run_alone)
+    assert "Summary of this attempt so far:\nfine" in agent.acted[4]
+    assert "Summary of this attempt" not in agent.acted[5]
+    assert out["scores"] == [0.0, 1.0]
+
+
+def test_every_piece_of_evolved_code_goes_through_the_sandbox() -> None:
+    ran: list[str] = []
+
+    def sandbox(code: str) -> tuple[str, bool]:
+        ran.append(code)
+        return "said", True
+
+    agent = Agent(act=lambda asked: "knock", write=lambda n: child("plan", f"raise SystemExit  # {n}\ndef summarize(): ..."))
+    play(agent, 3, run_code=sandbox)
+    assert len(ran) == 2 * 2 + 2 * 4  # each new routine is tried twice, and runs before each of four actions
+    assert all("raise SystemExit" in code for code in ran)
+    assert agent.acted[-1].count("Summary of this attempt so far:\nsaid\n") == 1
+
+
+@needs_walls
+def test_run_alone_keeps_nothing_and_stops_what_takes_too_long() -> None:
+    assert run_alone("x = 1\nprint(x)") == ("1\n", True)
+    text, worked = run_alone("print(x)")
+    assert "NameError" in text
+    assert not worked
+    assert run_alone("while True: pass", seconds=0.3)[1] is False
+
+
+def test_a_machine_without_walls_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(self: Interpreter, code: str) -> Any:
+        assert self.strict
+        raise InterpreterError("this machine lacks the wall files")
+
+    monkeypatch.setattr(Interpreter, "run", lacking)
+    agent = Agent(act=lambda asked: "knock", write=lambda n: child("plan", ROUTINE))
+    with pytest.raises(InterpreterError, match="lacks the wall"):
+        play(agent, 2, run_code=run_alone)
+
+
+# The rest
+
+
+@pytest.mark.slow
+@needs_walls
+def test_the_command_line_plays_it_with_a_sandbox(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A model behind an API writes a routine; its text stands in the prompts of the second attempt."""
+
+    def reply(request: dict[str, Any]) -> str:
+        asked = "\n".join(message["content"] for message in request["messages"])
+        return "Action: wait" if "You act to finish" in asked else child("plan", ROUTINE)
+
+    play_in_process(monkeypatch, tmp_path)
+    with OpenAIServer(replies=reply) as server:
+        command = (
+            f"run evotest --env toy --seeds 1 --episodes 2 --horizon 9 --model openai:test --base-url {server.url} --out out"
+        )
+        assert main(command.split()) == 0
+        asked = [request["messages"][-1]["content"] for request in server.requests]
+    assert sum("Summary of this attempt so far:" in prompt for prompt in asked) == 9
+    assert "last wait" in asked[-1]
+
+
+def test_the_command_line_says_what_to_do_without_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(self: Interpreter, code: str) -> Any:
+        raise InterpreterError("this machine lacks the wall files")
+
+    monkeypatch.setattr(Interpreter, "run", lacking)
+    resources = method_resources(METHODS["evotest"])
+    with pytest.raises(UserError, match="lacks the wall files; evotest needs no sandbox with --no-evolve-routine"):
+        resources["run_code"]("print(1)")
+    assert method_resources(METHODS["awm"]) == {}
 
 
 def test_a_run_that_was_killed_while_evolving_goes_on_as_if_it_had_not() -> None:

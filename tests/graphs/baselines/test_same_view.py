@@ -40,7 +40,7 @@ CASES = [
     if (name, kind) != ("evotest", "scores") and (kind == "scores" or name not in TRAINED)
 ]
 """A model that only scores cannot write the configurations of EvoTest; one that writes has no weights to train here."""
-WRITTEN = 'Workflow:\n1. go on\n{"guide": "go on", "examples": 2}'
+WRITTEN = 'Workflow:\n1. go on\n{"guide": "go on", "examples": 2, "routine": "def summarize(steps, observation): return 1"}'
 """A reply in which each method that has a model write finds what it asked for."""
 EPISODES = 3
 
@@ -102,6 +102,8 @@ def play(name: str, task: Task, kind: str, history: int | None) -> tuple[Witness
     if history is not None:
         inputs = replace(inputs, prompting=replace(inputs.prompting, history_steps=history))
     method, more = find_method(name), dict[str, Any]()
+    if method.runs_code:
+        more["run_code"] = lambda code: ("said", True)
     if method.trains_weights:
         more["make_trainer"] = lambda settings: StillTrainer()
     settings = JitRL(min_prior=0) if name == "jitrl" else method_settings(name)

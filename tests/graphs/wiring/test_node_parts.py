@@ -23,7 +23,7 @@ def inputs() -> Any:
     return learngraph.MethodInputs(environment=learngraph.open_environment("toy"))
 
 
-@pytest.mark.parametrize(("chats", "most"), [(False, 81), (True, 100)])
+@pytest.mark.parametrize(("chats", "most"), [(False, 83), (True, 102)])
 def test_every_node_is_made_or_says_what_it_lacks(inputs: Any, chats: bool, most: int) -> None:
     said, with_chat_model = {"made": 0}, learngraph.MethodInputs.with_chat_model
     inputs = with_chat_model(inputs.environment, Journal(), HeedfulToolModel(seed=1)) if chats else inputs

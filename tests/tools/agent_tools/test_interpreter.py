@@ -25,7 +25,7 @@ from waiting import PATIENCE, has_ended, until, wait_at_random, wait_until
 
 from learngraph.memory.errors import UserError
 from learngraph.tools.agent_tools import interpreter as module
-from learngraph.tools.agent_tools.interpreter import Cell, Interpreter, InterpreterError, Toolbox, python_tool, run_alone
+from learngraph.tools.agent_tools.interpreter import Cell, Interpreter, InterpreterError, Toolbox, python_tool
 
 if sys.platform != "linux":
     pytest.skip("NOT TESTED: the limits are those of Linux", allow_module_level=True)
@@ -537,13 +537,6 @@ def test_no_process_is_started_none_is_touched_and_nothing_is_asked(session: Int
         assert "Error" in cell.text, code
         assert children() <= before, code
         assert session.run("x").text == "1\n", code
-
-
-def test_a_cell_alone_keeps_nothing_and_is_stopped() -> None:
-    assert run_alone("x = 1\nprint(x)") == ("1\n", True)
-    text, is_done = run_alone("print(x)")
-    assert ("NameError" in text, is_done) == (True, False)
-    assert run_alone("while True: pass", seconds=0.3)[1] is False
 
 
 def test_this_machine_has_all_walls_and_strict_asks_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
