@@ -14,11 +14,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_116, "tests": 74_168}
+LINES: Mapping[str, int] = {"source": 87_114, "tests": 74_191}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,
-    "graphs/agents": 8_354,
+    "graphs/agents": 8_352,
     "graphs/baselines": 1_667,
     "graphs/cli": 2_990,
     "graphs/experiments": 7_618,

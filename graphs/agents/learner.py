@@ -276,9 +276,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
     async def _call_tool(self, request: ToolCallRequest, waits: Waits) -> Any:
         if self.mode == "off":
             return await waits.answer(request)
-        if self._refusal(
-            request
-        ):  # raised here, it would leave the call to whoever resumes the thread, as the refused run decided
+        if self._refusal(request):  # an error would leave the call to whoever resumes the thread, as the refused run decided
             return refused_result(request)
         watched, mark = watch_call(request)
         with name_caller(request), self._at_work(request):

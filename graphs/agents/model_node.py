@@ -59,9 +59,8 @@ def model_node(
     def begin(state: Any) -> ModelRequest[Any]:
         system = SystemMessage(system_prompt) if system_prompt else None
         state, runtime = read_thread(learner, state, messages_key), find_runtime()
-        kept.keep(
-            state, {"scope_values": state["scope_values"]}
-        )  # a call that fails may be made again by a run that gives none
+        # A call that fails may be made again by a run that gives none.
+        kept.keep(state, {"scope_values": state["scope_values"]})
         return ModelRequest(
             model=model, messages=state["messages"], system_message=system, tools=list(named), state=state, runtime=runtime
         )
@@ -224,7 +223,8 @@ class KeptThreads:
         """The state with its thread's channels, as far as the agent's node has made them; of the last run of its id where the values of the
         scope are not known yet."""
         state = _turn_of_branch(state) if _branch() else state
-        last = (key for key in reversed(self._threads) if key[0] == _thread(state))
+        keys = reversed([*self._threads])  # a copy: threads run at once
+        last = (key for key in keys if key[0] == _thread(state))
         known = self._threads.get(next(last, ()) if values is None else self._key(state, values), {})
         # Without a checkpointer, runs of one id need not be of one thread.
         kept = known.get("scope_values", {}) if get_config().get("configurable", {}).get(CHECKPOINTER) else {}

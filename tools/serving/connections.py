@@ -104,17 +104,14 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
         if getattr(sys.exception(), "error_status_hint", 400) == 431:
             self._refuse(431, TOO_LARGE, "headers_too_large")
             return
-        what = (
-            "the body cannot be read as chunks"
-            if self.cycle is not None and self.cycle.more_body
-            else "this cannot be read as a request"
-        )
+        is_body = self.cycle is not None and self.cycle.more_body
+        what = "the body cannot be read as chunks" if is_body else "this cannot be read as a request"
         self._refuse(400, f"{what} of HTTP/1.1", "invalid_request")
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self in self.limits.opened and self.cycle.response_complete:  # else the next request has come already
-            self.limits.waiting[self] = None
+        if self in self.limits.opened and (self.cycle.response_complete or self.cycle.more_body):
+            self.limits.waiting[self] = None  # else the next request has come already, and is whole
 
     def pause_writing(self) -> None:
         super().pause_writing()

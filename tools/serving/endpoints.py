@@ -15,9 +15,8 @@ from urllib.parse import quote
 
 from fastapi import Header, Query, Request
 from fastapi import Path as InPath
-from fastapi.responses import FileResponse, Response
+from fastapi.responses import Response
 from pydantic_core import to_json
-from starlette.background import BackgroundTask
 from starlette.types import Receive, Scope, Send
 
 from ...memory.records import ExchangeQuery, Feedback
@@ -313,8 +312,12 @@ class ChatApi:
 
     async def export(self, request: Request, adapter: AdapterName, version: VersionName) -> Response:
         path = await self.backend.export(request.state.tenant.name, adapter, version)
-        clear = BackgroundTask(shutil.rmtree, path.parent, ignore_errors=True)  # it was alone in there
-        return FileResponse(path, filename=f"{adapter}-{path.stem}.zip", media_type="application/zip", background=clear)
+        try:
+            content = await asyncio.to_thread(path.read_bytes)  # an adapter: a few MB
+        finally:
+            shutil.rmtree(path.parent, ignore_errors=True)  # it was alone in there
+        named = {"content-disposition": f'attachment; filename="{adapter}-{path.stem}.zip"'}
+        return Response(content, headers=named, media_type="application/zip")
 
     async def status(self, request: Request) -> Response:
         found = await self.backend.status(request.state.tenant.name)

@@ -22,6 +22,7 @@ from langgraph.types import Command, Send, interrupt
 from learning_agents import config
 from pydantic import BaseModel
 
+from learngraph.graphs.agents import model_node
 from learngraph.graphs.agents.icrl import ICRLMiddleware
 from learngraph.graphs.agents.learner import LearningState, rate_agents
 from learngraph.graphs.agents.scope_values import ScopeError
@@ -446,3 +447,16 @@ def test_a_reviewer_who_resumes_a_graph_of_ones_own_goes_on_for_its_user_and_ano
     else:
         graph.invoke(said, where("acme", "rita"))
         assert [one.user for one in learner.conversation("a", tenant="acme").turns] == ["user_id=bob", "user_id=rita"]
+
+
+def test_threads_that_run_meanwhile_disturb_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = model_node.KeptThreads("agent", [])
+    kept._threads |= {("t1",): {"learning": ["said"]}, ("t2",): {}}
+
+    def meanwhile(state: Any) -> str:  # another thread begins while this one is looked for
+        kept._threads[f"beside {len(kept._threads)}",] = {}
+        return "t1"
+
+    monkeypatch.setattr(model_node, "_thread", meanwhile)
+    monkeypatch.setattr(model_node, "get_config", dict)
+    assert kept.added_to({})["learning"] == ["said"]

@@ -73,6 +73,13 @@ def test_half_requests_keep_nobody_out(half: bytes) -> None:
             line.close()
 
 
+def test_a_half_request_behind_a_whole_one_keeps_nobody_out() -> None:
+    behind = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n" + HALF_BODY
+    with serving(max_connections=1, header_seconds=600) as url, half_request(url, behind) as line:
+        assert status_of_answer(line) == 200
+        assert httpx.get(f"{url}/livez", timeout=PATIENCE).status_code == 200
+
+
 def test_headers_that_take_too_long_are_given_up() -> None:
     with serving(header_seconds=0.3) as url:
         slow, silent = half_request(url), half_request(url, b"")
