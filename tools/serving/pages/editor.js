@@ -56,6 +56,11 @@ function makeEditor(host, text, names, changed, save) {
       extensions: [
         E.lineNumbers(), E.EditorView.lineWrapping, E.highlightActiveLine(), E.drawSelection(), E.history(), E.lintGutter(), mermaid, E.syntaxHighlighting(colours), look,
         E.autocompletion({ override: [complete] }),
+        E.EditorView.domEventHandlers({ beforeinput(event, view) {  // Chromium styles what replaces a selection, which the page's policy forbids
+          if (event.inputType !== "insertText" || view.state.selection.main.empty) return false;
+          view.dispatch(view.state.replaceSelection(event.data), { userEvent: "input.type", scrollIntoView: true });
+          return true;
+        } }),
         E.EditorView.contentAttributes.of({ "aria-label": "Mermaid text of the graph" }),
         E.keymap.of([{ key: "Mod-s", run: () => { save(); return true; } }, ...E.completionKeymap, ...E.lintKeymap, ...E.historyKeymap, ...E.defaultKeymap]),
         E.EditorView.updateListener.of((update) => update.docChanged && changed(update.state.doc.toString())),
