@@ -25,7 +25,7 @@ from ..wiring.mermaid import read_flow
 from ..wiring.node_parts import LacksParts, drawn_from_catalogue
 from ..wiring.picture import describe_node
 from .shown_values import show_graph
-from .walk_session import StudioError
+from .walk_branch import StudioError
 
 __all__ = ["Drawing", "PythonSource"]
 
@@ -75,7 +75,7 @@ class Drawing:
         self.title, self.path = title, path
         self._first, self._graph, self._source = text, graph, source
         self._inputs: Any = inputs
-        self._saving, self._renewals = Lock(), 0
+        self._saving, self._renewals, self._walked = Lock(), 0, ""
         self.read()
 
     def renew(self, graph: Any, source: PythonSource | None = None) -> None:
@@ -145,15 +145,20 @@ class Drawing:
     def wire_onto(self, graph: Any) -> Any:
         """A graph with the same nodes as ours, as the saved drawing wires it; as it is while nothing is saved."""
         text, exists = self._text()
-        if not exists:
-            return graph
-        nodes, routers, lacking = self._further(text)
-        for error in lacking.values():
-            raise error
-        try:
-            return rewire(graph, text, routers, **nodes)
-        except FlowError as error:
-            raise FlowError(f"{self.path} as it is saved, {error}") from error
+        if exists:
+            nodes, routers, lacking = self._further(text)
+            for error in lacking.values():
+                raise error
+            try:
+                graph = rewire(graph, text, routers, **nodes)
+            except FlowError as error:
+                raise FlowError(f"{self.path} as it is saved, {error}") from error
+        self._walked = _version(text, exists)
+        return graph
+
+    def is_redrawn(self) -> bool:
+        """True if the saved text is another than the one that was last wired onto a graph."""
+        return _version(*self._text()) != self._walked
 
     def write_python(self) -> dict[str, Any]:
         """Write the Python file that the saved drawing lacks, beside it.

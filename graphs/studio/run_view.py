@@ -66,12 +66,8 @@ class FolderView:
 
     def list_runs(self) -> dict[str, Any]:
         """The runs with their lengths, and what could not be read."""
-        rows = []
-        for name in self.folder.names():
-            overview = self.run(name).overview()
-            rows.append(
-                {key: value for key, value in overview.items() if key not in ("graphs", "branches")} | {"model": self._model}
-            )
+        found = [self.run(name).overview() | {"model": self._model} for name in self.folder.names()]
+        rows = [{key: one[key] for key in one.keys() - {"graphs", "branches"}} for one in found]
         path = self.folder.path
         waiting = [] if rows else [f"{path} has no steps yet. They appear here when the run has begun."]
         return {"folder": str(path), "runs": rows, "problems": [*self.problems, *waiting]}
@@ -139,20 +135,15 @@ class RunView:
             self._run.refresh()
         except OSError as error:
             return [f"{self.name}/steps.jsonl cannot be read: {error.strerror or error}."]
-        return [
-            f"{count} lines of {self.name}/{file} are damaged and left out."
-            for file, count in self._run.damaged.items()
-            if count
-        ]
+        damaged = self._run.damaged.items()
+        return [f"{count} lines of {self.name}/{file} are damaged and left out." for file, count in damaged if count]
 
     def moments(self, branch: str, start: int, count: int) -> dict[str, Any]:
         """Lines about the steps of an episode."""
         with self._lock:
             steps = self._episode(branch)
-        rows = [
-            {"title": to_line(one.action, 60), "text": f"reward {to_line(one.reward, 12)}"}
-            for one in steps[start : start + count]
-        ]
+        shown = steps[start : start + count]
+        rows = [{"title": to_line(one.action, 60), "text": f"reward {to_line(one.reward, 12)}"} for one in shown]
         return {"start": start, "count": len(steps), "rows": rows}
 
     def _episode(self, branch: str) -> Sequence[RecordedStep]:
@@ -173,16 +164,13 @@ class RunView:
             before = self._row(steps[number - 1], []) if number else None
         shown = {name: value for name, value in row.items() if name not in ROW_KEYS}
         last = number == len(steps) - 1 and steps[number].over
+        written = [f"The episode is over: its {len(steps)} steps go to memory."] if last else []
         return {
             "title": f"step {number}: {to_line(row.get('action'), 60)}",
             "lit": ["act"],
-            "passes": None,
             "state": show_state(shown, before),
             "decision": decision_bars(row),
-            "memory": {
-                "read": _memory_reads(row),
-                "written": [f"The episode is over: its {len(steps)} steps go to memory."] if last else [],
-            },
+            "memory": {"read": _memory_reads(row), "written": written},
             "problems": problems,
             "can_explain": self._run.seed is not None,  # its settings are known
         }

@@ -26,8 +26,6 @@ def describe_moment(walk: Walk, path: Sequence[StateSnapshot], memory_nodes: Col
         "state": show_state(here.values, before.values if before else None),
         "decision": _decision(path),
         "memory": _memory(path, memory_nodes),
-        "problems": [],
-        "can_explain": False,
     }
 
 

@@ -28,6 +28,10 @@ class Studio:
     opens: str = ""
     """The part that is shown first; the first one there is if not given."""
 
+    def __post_init__(self) -> None:
+        if self.drawing is not None and self.walk is not None:
+            self.walk.is_redrawn = self.drawing.is_redrawn
+
     def answer(self, name: str, arguments: Mapping[str, Any]) -> Any:
         """The answer to a question of the page, as JSON values.
 
@@ -49,11 +53,14 @@ class Studio:
                 str(branch), max(0, _whole(start)), min(_whole(count), MAX_LINES)
             ),
             "moment": lambda view, branch, number: self._view(view).moment(str(branch), _whole(number)),
-            "act": self._act,
+            "act": lambda view, do, branch, expected, **more: self._open_walk().act(
+                str(do), str(branch), str(expected), **more
+            ),
             "explain": lambda view, branch, number: self._recorded(view).explain(str(branch), _whole(number)),
             "walk_from": self._walk_from,
             "form": lambda branch, channel, index=None: self._open_walk().edit_form(str(branch), str(channel), index),
             "compare": lambda branch, other: self._open_walk().compare(str(branch), str(other)),
+            "threads": lambda: self._open_walk().list_threads(),
             "live": lambda: self._open_walk().live(),
         }
         if name not in questions:
@@ -94,12 +101,6 @@ class Studio:
     def _overview(self, view: str, version: str | None = None) -> dict[str, Any]:
         found = self._view(view).overview()
         return {"same": True} if found["version"] == version else found
-
-    def _act(self, view: str, do: str, branch: str, expected: str, **more: Any) -> dict[str, Any]:
-        walk = self._view(view)
-        if not isinstance(walk, WalkSession):
-            raise UserError("a recorded run is looked at, and not moved; Walk on from here opens a walk")
-        return walk.act(str(do), str(branch), str(expected), **more)
 
     def _recorded(self, view: str) -> RunView:
         run = self._view(view)

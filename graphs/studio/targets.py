@@ -27,6 +27,7 @@ from .drawing import Drawing, PythonSource
 from .forms import input_form, read_graph_input, read_settings, settings_form
 from .options import StudioOptions, read_input
 from .studio import Studio
+from .walk_branch import newest_threads, open_thread
 from .walk_session import WalkSession
 
 __all__ = []
@@ -211,6 +212,9 @@ def graph_target(options: StudioOptions) -> Studio:
         return drawing.wire_onto(code.graph)
 
     walk = WalkSession(options.target, begin, form, graph, reload)
+    if graph.checkpointer and not isinstance(graph.checkpointer, InMemorySaver):
+        walk.open_thread = lambda thread: open_thread(drawing.wire_onto(code.graph), thread)
+        walk.list_threads = lambda: newest_threads(code.graph.checkpointer)
     if options.input:
         with suppress(FlowError):  # the page shows what is wrong with the saved drawing
             walk.start()

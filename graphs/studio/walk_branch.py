@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,12 +11,21 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import StateSnapshot
 from pydantic_core import to_jsonable_python
 
-from ...tools.notebook.tables import to_line
+from ...memory.errors import UserError
+from ...tools.notebook.tables import StepperError, to_line
 from ...tools.notebook.walk import Walk
 from .forms import answer_form, question_parts, question_text
 from .shown_values import show_state
 
 __all__ = []
+
+
+class StudioError(UserError):
+    """An action that the page cannot do, with more for the page than its sentence."""
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.details = details
 
 
 @dataclass
@@ -90,3 +100,20 @@ class WalkBranch:
         while found.parent and not found.is_turn:
             found = branches[found.parent]
         return found if found.is_turn and not self.walk.inside else None
+
+
+def open_thread(graph: Any, thread: str) -> Walk:
+    """A walk at the last moment of a thread that the graph's checkpointer has kept."""
+    try:
+        return Walk(graph, {"configurable": {"thread_id": thread}})
+    except StepperError as error:
+        raise StudioError(str(error).partition("; step(")[0]) from error  # what follows is for Python
+
+
+def newest_threads(saver: Any) -> list[tuple[str, str]]:
+    """The ids of the threads that have a checkpointer's latest 200 checkpoints, each with the time of its last, the newest first."""
+    found: dict[str, str] = {}
+    with suppress(NotImplementedError):  # not every checkpointer can list; one of an event loop might wait for that for ever
+        for one in () if hasattr(saver, "loop") else saver.list(None, limit=200):
+            found.setdefault(str(one.config["configurable"]["thread_id"]), one.checkpoint["ts"])
+    return list(found.items())

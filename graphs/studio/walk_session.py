@@ -22,17 +22,9 @@ from .forms import channel_form, read_answer, read_channel
 from .running import Running
 from .shown_moments import describe_moment, show_writes, title_of
 from .shown_values import show_graph
-from .walk_branch import WalkBranch
+from .walk_branch import StudioError, WalkBranch
 
 __all__ = ["StudioError", "WalkSession"]
-
-
-class StudioError(UserError):
-    """An action that the page cannot do, with more for the page than its sentence."""
-
-    def __init__(self, message: str, **details: Any) -> None:
-        super().__init__(message)
-        self.details = details
 
 
 class WalkSession:
@@ -57,6 +49,12 @@ class WalkSession:
         self.title, self.form = title, form
         self.settings: dict[str, Any] | None = None
         """The form of what a run is built with, {schema, value, title}; a run that begins with it as its input is built anew."""
+        self.open_thread: Callable[[str], Walk] | None = None
+        """Opens a thread that the graph's checkpointer has kept; None where none outlives the process."""
+        self.list_threads: Callable[[], list[tuple[str, str]]] = list
+        """The ids of the newest of those threads, each with its time."""
+        self.is_redrawn: Callable[[], bool] = lambda: False
+        """Tells whether the saved drawing is another than the one that is walked."""
         self._reload, self._note, self.begin = reload, "", begin
         self._first = {} if graph is None else {"": show_graph(to_mermaid(graph), graph)}
         self._branches: dict[str, WalkBranch] = {}
@@ -123,8 +121,8 @@ class WalkSession:
         """All that the page shows of the walks but their moments."""
         self._follow()
         branches, running = list(self._branches.values()), self._is_walking
+        is_redrawn = bool(branches) and self.is_redrawn()
         return {
-            "name": "walk",
             "title": self.title,
             "kind": "live",
             "state": "running" if running else "" if branches else "no run has begun",
@@ -137,7 +135,8 @@ class WalkSession:
             "settings": self.settings,
             "breaks": sorted(self._breaks),
             "session": self._session,
-            "version": f"{self._session} {self._version} {running}",
+            "is_redrawn": is_redrawn,
+            "version": f"{self._session} {self._version} {running} {is_redrawn}",
         }
 
     def _about(self, branch: WalkBranch) -> dict[str, Any]:
@@ -171,8 +170,8 @@ class WalkSession:
 
     def _can(self, branch: WalkBranch | None) -> list[str]:
         if branch is None:
-            return ["begin", *(["say"] if self._is_chat else [])]
-        can, walk = ["begin", "fork", "edit"], branch.walk
+            return ["begin", *["open"] * (self.open_thread is not None), *["say"] * self._is_chat]
+        can, walk = [one for one in self._can(None) if one != "say"] + ["fork", "edit"], branch.walk
         if walk.questions:
             can.append("resume")
         elif walk.next:
@@ -196,10 +195,8 @@ class WalkSession:
     def moments(self, branch: str, start: int, count: int) -> dict[str, Any]:
         """Lines about the moments of a branch."""
         path = self._find(branch).path
-        rows = [
-            title_of(path, n) | {"cost": self._running.cost(*path[n - 1 : n + 1]) if n else ""}
-            for n in range(start, min(start + count, len(path)))
-        ]
+        numbers, cost = range(start, min(start + count, len(path))), self._running.cost
+        rows = [title_of(path, n) | {"cost": cost(*path[n - 1 : n + 1]) if n else ""} for n in numbers]
         return {"start": start, "count": len(path), "rows": rows}
 
     def compare(self, branch: str, other: str) -> dict[str, Any]:
@@ -227,10 +224,8 @@ class WalkSession:
         found = self._find(branch)
         if not 0 <= number < len(found.path):
             raise StudioError(f"there is no moment {number}; {found.name} has {len(found.path)}")
-        boxes = self._graphs[self._graph_of(found)]["nodes"]
-        shown = describe_moment(
-            found.walk, found.path[: number + 1], {box["name"] for box in boxes if box.get("role") == "memory"}
-        )
+        memories = {box["name"] for box in self._graphs[self._graph_of(found)]["nodes"] if box.get("role") == "memory"}
+        shown = describe_moment(found.walk, found.path[: number + 1], memories)
         shown["memory"]["written"] = show_writes(found.walk, found.path, number)
         shown["costs"] = self._running.costs(found.path[: number + 1])
         shown["unset"] = [name for name in found.walk.here.output_channels if name not in found.path[number].values]
@@ -242,12 +237,12 @@ class WalkSession:
         """Do what a button asks for, and return the overview.
 
         Args:
-            do: `step`, `round`, `into`, `out`, `back`, `fork`, `finish`, `until`, `resume`, `edit`, `keep`, `drop`, `begin`, `say`,
-                `break` or `stop`.
+            do: a case of `_move`, or `begin`, `open`, `break` or `stop`.
             branch: the branch on which.
             expected: the place of the branch that the page had seen.
-            more: `node` for `until`, `at` for `fork`, `input` for `begin`, `channel`, `index` and `value` for `edit`, `answers` (id ->
-                answer) for `resume`, `replace` for `keep`, `text` for `say`, `node` and `when` (`before`, `after`) for `break`.
+            more: `node` for `until`, `at` for `fork`, `input` for `begin`, `thread` for `open`, `channel`, `index` and `value` for
+                `edit`, `answers` (id -> answer) for `resume`, `replace` for `keep`, `text` for `say`, `node` and `when` (`before`,
+                `after`) for `break`.
 
         Raises:
             StudioError: another tab was faster, or a node raised an error: then the moment before it is still there.
@@ -266,6 +261,9 @@ class WalkSession:
             self._stop.clear()
             if do == "begin":
                 self.start(more.get("input"))
+            elif do == "open" and self.open_thread is not None:
+                walk, name = self.open_thread(thread := str(more.get("thread"))), f"thread {thread}"
+                self._open(WalkBranch(f"b{next(self._ids)}", name, walk, runs_on=self._is_chat))
             elif do == "say" and not self._branches:
                 self.start({"messages": more.get("text")})
                 self._move("finish", self._branches[self._current], more)
@@ -298,11 +296,8 @@ class WalkSession:
                     walk.until(*walk.next, self._pauses(walk))
                 case "until":
                     walk.until(str(more.get("node", "")), self._pauses(walk))
-                case "finish":
-                    branch.runs_on = True
-                    walk.until(self._pauses(walk))
-                case "say":
-                    branch = self._next_turn(branch, more.get("text"))
+                case "finish" | "say":
+                    branch = self._next_turn(branch, more.get("text")) if do == "say" else branch
                     branch.runs_on = True
                     branch.walk.until(self._pauses(branch.walk))
                 case "resume":

@@ -27,8 +27,6 @@ __all__ = ["StudioView", "studio_view"]
 
 MODULES = ("list", "graph", "help", "values", "form", "markdown", "chat", "run_view", "widget")
 """The page's modules that the widget is made of, each before those that import it."""
-
-
 NO_KERNEL = "the kernel has no anywidget: %pip install anywidget in a cell, and restart it"
 NO_FRONT = (
     "no widget runs here, though the kernel has anywidget: pip install anywidget where Jupyter runs, and load its page again"

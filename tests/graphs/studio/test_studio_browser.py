@@ -23,6 +23,7 @@ import learngraph
 from learngraph.graphs.studio.command import open_studio
 from learngraph.graphs.studio.drawing import Drawing
 from learngraph.graphs.studio.options import StudioOptions
+from learngraph.graphs.studio.studio import Studio
 from learngraph.graphs.studio.widget import StudioView, studio_view, widget_module
 from learngraph.graphs.wiring.flow import rewire, to_mermaid
 from learngraph.memory.storage.journal import Journal
@@ -40,9 +41,10 @@ Open = Callable[..., Awaitable[browser.Browser]]
 
 
 @contextmanager
-def serve(target: str, **options: Any) -> Iterator[str]:
+def serve(target: str | Studio, **options: Any) -> Iterator[str]:
     """A studio in this process; yields its link."""
-    server = StudioServer(open_studio(StudioOptions(target, **options)), "test-key")
+    studio = open_studio(StudioOptions(target, **options)) if isinstance(target, str) else target
+    server = StudioServer(studio, "test-key")
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -276,8 +278,9 @@ async def test_a_drawing_is_edited_beside_its_picture_and_saved(tmp_path: Path, 
             )
             await opened.ask("Input.insertText", text="what is this\n")
             await until(opened, "document.querySelector('.picture.stale') !== null")
-            await press(opened, "a", ctrl=True)
-            await press(opened, "Backspace")
+            await press(
+                opened, "a", ctrl=True
+            )  # what is typed over it gets no style of Chromium's, which the policy would refuse
             shorter = "flowchart TD\n  START --> begin --> recall --> propose --> advise --> modulate --> choose --> act\n"
             await opened.ask(
                 "Input.insertText", text=f"{shorter}  act -->|next step| recall\n  act -->|over| judge --> remember --> END\n"
@@ -306,6 +309,9 @@ async def test_a_drawing_is_edited_beside_its_picture_and_saved(tmp_path: Path, 
             assert "save the drawing first" in await opened.run("document.querySelector('.editor .toolbar :disabled').title")
             await opened.run("location.hash = 'walk'")
             await until(opened, f"{LIT} === 'begin'")
+            assert "The drawing has changed: New run takes it." in await opened.run(
+                "document.querySelector('.run').textContent"
+            )
             await press(opened, "n")  # a run walks what is saved, which the page says where another drawing is in sight
             await until(opened, f"{ALERT}.includes('not saved')")
             await opened.run("document.querySelector('[role=alert] button.main').click()")
@@ -610,6 +616,36 @@ async def test_an_agent_is_talked_to_and_its_call_approved_with_another_argument
                 assert await opened.run("document.querySelector('.chat').checkVisibility()") is not is_open, (
                     "one place to type in"
                 )
+
+
+KEPT = f"""{AGENT}
+import sqlite3
+from langgraph.checkpoint.sqlite import SqliteSaver
+graph.checkpointer = SqliteSaver(sqlite3.connect("kept.sqlite", check_same_thread=False))
+"""
+
+
+async def test_a_thread_that_the_checkpointer_has_kept_is_opened_after_a_restart(app_folder: Path) -> None:
+    (app_folder / "my_kept_desk.py").write_text(KEPT)
+    said, form = "document.querySelectorAll('.chat .said').length", "document.querySelector('form.ask')"
+    studio, again = (open_studio(StudioOptions("./my_kept_desk.py:graph")) for _ in range(2))
+    with serve(studio) as url:
+        async with page(app_folder / "profile", url) as opened:
+            await until(opened, "document.querySelector('.chat textarea') !== null")
+            await say(opened, "It arrived broken.")
+            await until(opened, f"{said} === 2 && {form} !== null")
+            vars(studio).update(vars(again))  # as another process at the same address, with the same key
+            await until(opened, f"{ALERT}.includes('has kept thread studio-')")
+            await until(opened, f"{said} === 0 && {form} === null")
+            await opened.run("document.querySelector('[role=alert] button').click()")
+            await until(opened, f"{ALERT} === '' && {said} === 2 && {form} !== null")  # what waits is asked again
+            await opened.run(f"{form}.querySelector('button.main').click()")
+            await until(opened, f"{said} === 4 && {form} === null")  # and the turn goes on to its end
+            await opened.run("document.querySelector('.menu').open = true")
+            await until(opened, "document.querySelectorAll('.menu p').length === 1")
+            lost = "document.querySelector('.menu input').value = 'lost'; document.querySelector('.menu form button').click()"
+            await opened.run(lost)
+            await until(opened, f"{ALERT} === \"the checkpointer holds nothing of thread_id 'lost'close\"")
 
 
 TALKER = """

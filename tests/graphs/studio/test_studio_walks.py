@@ -759,15 +759,21 @@ def test_a_new_run_begins_anew_where_the_checkpointer_holds_those_of_an_earlier_
     (app_folder / "my_kept_app.py").write_text(KEPT_APP)
 
     def say(text: str) -> tuple[Any, dict[str, Any]]:
-        """The walk of the first talk of a studio, and what the page shows of it."""
+        """A studio after the first talk, and what the page shows of it."""
         studio = open_studio(StudioOptions("my_kept_app:graph"))
         seen = studio.answer("act", {"view": "walk", "do": "say", "branch": "", "expected": "", "text": text})
-        return studio.walk.walks["run 1"], current(seen)  # type: ignore[union-attr]
+        return studio, current(seen)
 
-    (first, seen), (second, _) = say("a secret"), say("a new talk")
-    assert [str(one.text) for one in second.state["messages"]] == ["a new talk", "One."]
-    again = learngraph.Walk(first.graph, {"configurable": {"thread_id": seen["thread"]}})
-    assert [str(one.text) for one in again.state["messages"]] == ["a secret", "One."]
+    (_, kept), (studio, new) = say("a secret"), say("a new talk")
+    walks = studio.walk
+    assert [str(one.text) for one in walks.walks["run 1"].state["messages"]] == ["a new talk", "One."]
+    assert [one for one, _ in studio.answer("threads", {})] == [new["thread"], kept["thread"]]
+    seen = current(walks.act("open", "", "", thread=kept["thread"]))
+    assert (seen["note"], seen["thread"], "say" in seen["can"]) == ("at the end", kept["thread"], True)
+    act(walks, "say", text="go on")
+    assert [str(one.text) for one in walks.walks["turn 2"].state["messages"]] == ["a secret", "One.", "go on", "One."]
+    with pytest.raises(UserError, match=r"^the checkpointer holds nothing of thread_id 'lost'$"):
+        walks.act("open", "", "", thread="lost")
     assert current(session(counter()).overview())["thread"] == "", "a thread in the process's memory ends with it"
 
 
@@ -849,7 +855,12 @@ def test_a_method_walks_on_what_it_has_learned_and_on_the_saved_drawing(
     without = drawing["text"].replace("augment --> ", "")
     studio.answer("save", {"text": without, "version": drawing["version"]})
     act = {"view": "walk", "do": "begin", "branch": "", "expected": ""}
+    assert [seen["is_redrawn"], studio.answer("overview", {"view": "walk", "version": seen["version"]})["is_redrawn"]] == [
+        False,
+        True,
+    ]
     seen = studio.answer("act", act)
+    assert not seen["is_redrawn"]
     assert "augment" not in [box["name"] for box in seen["graphs"][current(seen)["graph"]]["nodes"]]
     (tmp_path / "jitrl.mmd").write_text("flowchart LR\n  START --> nothing --> END\n")
     with pytest.raises(UserError, match="nothing"):

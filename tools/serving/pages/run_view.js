@@ -47,13 +47,14 @@ const BUTTONS = [
   ["begin", "New run", "n", "begin another run"],
 ];
 
-function Toolbar({ names, breaks, act, stop, mark, busy, stopping, nodes, change }) {
+function Toolbar({ ask, names, breaks, act, stop, mark, busy, stopping, nodes, change }) {
   const can = new Set(names);
   return html`<div class="toolbar" role="toolbar" aria-label="walk">
     ${BUTTONS.filter(([name]) => !["into", "out", "keep", "drop"].includes(name) || can.has(name)).map(([name, text, key, title]) => html`<button key=${name} type="button" disabled=${busy || !can.has(name)} title=${`${title} (${key})`}
       aria-keyshortcuts=${key} class=${name === "step" ? "main" : ""} onClick=${() => act(name)}>${text} <kbd>${key}</kbd></button>`)}
     ${busy && html`<button type="button" class="main" disabled=${stopping} title="stop at the model's next token, or after the node that is running" onClick=${stop}>${stopping ? "Stopping …" : "Stop"}</button>`}
     ${change && html`<button type="button" disabled=${busy} title="change the method's settings, and begin a run with them" onClick=${change}>Settings …</button>`}
+    ${can.has("open") && html`<${Threads} ask=${ask} act=${act}/>`}
     <${Breakpoints} nodes=${nodes} breaks=${breaks} act=${mark}/>
     <label><select aria-label="run to a node" disabled=${busy || !can.has("until")} onChange=${(event) => { const node = event.currentTarget.value; event.currentTarget.value = ""; if (node) act("until", { node }); }}>
       <option value="">run to …</option>${nodes.map((name) => html`<option>${name}</option>`)}</select></label>
@@ -98,8 +99,9 @@ function Questions({ questions, answered, act }) {
     ${questions.map((one) => ask(one, "Answer", null))}`;
 }
 
-function Breakpoints({ nodes, breaks, act }) {
-  const box = useRef(null), has = (node, when) => breaks.some(([name, kind]) => name === node && kind === when);
+/** A box below a button, which closes at a click beside it; `opened` is called when it opens. */
+function Menu({ title, opened, children }) {
+  const box = useRef(null);
   useEffect(() => {
     const close = (event) => {
       if (!box.current?.open || (event.type === "keydown" ? event.key !== "Escape" : event.composedPath().includes(box.current))) return;
@@ -109,9 +111,23 @@ function Breakpoints({ nodes, breaks, act }) {
     addEventListener("keydown", close, true);
     return () => { removeEventListener("pointerdown", close, true); removeEventListener("keydown", close, true); };
   }, []);
-  return html`<details class="menu" ref=${box}><summary>Breakpoints${breaks.length ? ` (${breaks.length})` : ""}</summary><div class="card"><table><thead><tr><th>node</th><th>before</th><th>after</th></tr></thead><tbody>
+  return html`<details class="menu" ref=${box} onToggle=${() => box.current.open && opened?.()}><summary>${title}</summary><div class="card">${children}</div></details>`;
+}
+
+/** Opens a run that the graph's checkpointer has kept: by its id, or one of the newest. */
+function Threads({ ask, act }) {
+  const [found, setFound] = useState([]), close = (event) => { event.currentTarget.closest("details").open = false; };
+  const given = (event) => { event.preventDefault(); close(event); act("open", { thread: event.currentTarget.elements[0].value.trim() }); };
+  return html`<${Menu} title="Open thread" opened=${() => ask("threads").then(setFound, () => setFound([]))}>
+    <form onSubmit=${given}><input aria-label="id of a thread" placeholder="its id" required/> <button class="main">Open</button></form>
+    ${found.map(([thread, time]) => html`<p key=${thread}><button type="button" class="plain" onClick=${(event) => { close(event); act("open", { thread }); }}>${thread}</button> <span class="soft">${new Date(time).toLocaleString()}</span></p>`)}<//>`;
+}
+
+function Breakpoints({ nodes, breaks, act }) {
+  const has = (node, when) => breaks.some(([name, kind]) => name === node && kind === when);
+  return html`<${Menu} title=${`Breakpoints${breaks.length ? ` (${breaks.length})` : ""}`}><table><thead><tr><th>node</th><th>before</th><th>after</th></tr></thead><tbody>
     ${nodes.map((node) => html`<tr><td>${node}</td>${["before", "after"].map((when) => html`<td><input type="checkbox" aria-label=${`pause ${when} ${node}`} checked=${has(node, when)} onChange=${() => act({ node, when })}/></td>`)}</tr>`)}
-  </tbody></table></div></details>`;
+  </tbody></table><//>`;
 }
 
 /** `unsaved`: a ref that is true while the drawing has changes that are not saved; its `save()` returns what went wrong. */
@@ -134,7 +150,11 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
     const next = jump === "jump" || !known || !found.branches.some((one) => one.id === old) ? found.current
       : !jump && follows && where >= before - 1 && old === known.current ? found.current : old;
     const length = found.branches.find((one) => one.id === next)?.count ?? 0;
-    if (known?.branches.length && known.session !== found.session) setProblem({ text: "The studio was started anew: the runs and what was said before are gone." });
+    if (known?.branches.length && known.session !== found.session) {
+      const thread = known.branches.find((one) => one.id === old)?.thread || known.branches.findLast((one) => one.thread)?.thread;
+      const text = thread ? `what-ifs are gone. The graph's checkpointer has kept thread ${thread}.` : "the runs and what was said before are gone.";
+      setProblem({ text: `The studio was started anew: ${text}`, thread: found.can.includes("open") && thread });
+    }
     setOverview(found);
     setBranch(next);
     if (jump || !known || next !== old || (follows && where >= before - 1)) setAt(length - 1);
@@ -260,6 +280,7 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
   const isChat = Boolean(overview.form?.schema.properties?.messages), isNew = live && !overview.branches.length;
   const isAsked = live && shown?.questions.length > 0, asksInput = asking ? !asking.channel && !asking.form.title : isNew && !isChat && overview.form;
   const questions = isAsked && html`<div hidden=${busy}><${Questions} key=${branch} questions=${shown.questions} answered=${shown.answered} act=${act}/></div>`;
+  const redrawn = overview.is_redrawn || (live && !isNew && unsaved?.current);
   const episode = overview.branches.findIndex((one) => one.id === branch);
   const stateCard = html`<div class="card"><h3>State <span class="soft">${moment?.title ?? ""}</span></h3>
     ${moment && html`<${StateTable} state=${moment.state} edit=${live && !busy && at === count - 1 ? editor : null}/>`}
@@ -272,19 +293,19 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
       ${shortcuts === "inside" && html`<button type="button" class="plain" onClick=${() => setHelp(true)}>Keys <kbd>?</kbd></button>`}</div>
     ${help && html`<${Help} inside=${true} close=${() => { setHelp(false); root.current?.focus({ preventScroll: true }); }}/>`}
     ${problem && html`<div role="alert" class="note bad"><p>${problem.text}</p>${problem.trace && html`<details><summary>where</summary><pre>${problem.trace}</pre></details>`}
-      <button type="button" class="plain" onClick=${() => setProblem(null)}>close</button></div>`}
+      ${problem.thread && html`<button type="button" class="main" onClick=${() => act("open", { thread: problem.thread })}>Open it</button>`}<button type="button" class="plain" onClick=${() => setProblem(null)}>close</button></div>`}
     ${held?.what && html`<div role="alert" class="note warn"><p>Drop forgets ${held.what}, with its moments and what it has written; nothing brings them back.</p>
       <button type="button" class="main" onClick=${held.go}>Drop it</button><button type="button" class="plain" onClick=${() => setHeld(null)}>Cancel</button></div>`}
     ${held && !held.what && html`<div role="alert" class="note warn"><p>The drawing has changes that are not saved. A run walks what is saved.</p>
       <button type="button" class="main" onClick=${() => unsaved.save().then((failed) => (failed ? report(new Error(failed)) : held.go()))}>Save and run it</button><button type="button" onClick=${held.go}>Run without the changes</button>
       <button type="button" class="plain" onClick=${() => setHeld(null)}>Cancel</button></div>`}
-    ${live && html`<${Toolbar} names=${can} breaks=${overview.breaks} act=${act} stop=${() => { setStopping(true); tell({ do: "stop" }); }} stopping=${stopping} mark=${(more) => tell({ do: "break", ...more })} busy=${busy} nodes=${nodes}
+    ${live && html`<${Toolbar} ask=${ask} names=${can} breaks=${overview.breaks} act=${act} stop=${() => { setStopping(true); tell({ do: "stop" }); }} stopping=${stopping} mark=${(more) => tell({ do: "break", ...more })} busy=${busy} nodes=${nodes}
       change=${overview.settings && (() => setAsking({ form: overview.settings }))}/>`}
     <p class="soft guide">${!live ? `A run that was played. Choose a step to see what was known, decided and remembered${walkOn ? "; Walk on from here opens a live walk" : ""}.`
       : !busy ? guide(shown, isChat, Boolean(overview.form)) : `${running.map((one) => `${one.node}, ${one.seconds.toFixed(1)} s`).join("; ") || "Running …"}${stopping ? ": the walk stops when that has ended" : ""}`}</p>
     ${shown?.inside?.length > 0 && html`<p class="soft">inside ${shown.inside.join(" › ")}</p>`}
     <p class="sr" role="status">${busy ? "running" : moment?.title ?? ""}</p>
-    ${[...overview.problems, ...(moment?.problems ?? [])].map((text) => html`<p class="note warn">${text}</p>`)}
+    ${[...overview.problems, ...(moment?.problems ?? []), ...(redrawn ? ["The drawing has changed: New run takes it."] : [])].map((text) => html`<p class="note warn">${text}</p>`)}
     ${asking && !asking.channel && asking.form.title && html`<div class="card"><${Form} title=${asking.form.title} form=${asking.form} button="Begin a run with these" submit=${(input) => act("begin", { input })} close=${() => setAsking(null)}/></div>`}
     <div class=${isAsked || isChat || asksInput ? "stage" : null}><div>
       ${asksInput && html`<div class="card"><${Form} title="Input of the run" form=${asking?.form ?? overview.form} button="Begin" submit=${(input) => { last.current = input; act("begin", { input }); }} close=${asking && (() => setAsking(null))}/></div>`}
