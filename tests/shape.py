@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_114, "tests": 74_191}
+LINES: Mapping[str, int] = {"source": 87_130, "tests": 74_238}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,
@@ -24,7 +24,7 @@ ROOMS: Mapping[str, int] = {
     "graphs/experiments": 7_618,
     "graphs/presets": 108,
     "graphs/serving": 2_478,
-    "graphs/studio": 2_232,
+    "graphs/studio": 2_248,
     "graphs/wiring": 4_998,
     "memory": 1_501,
     "memory/attempts": 653,
