@@ -67,7 +67,7 @@ from .consultation import (
     sent_beside,
     turn_id,
 )
-from .executed_calls import find_caller, name_caller, refused_result, watch_call
+from .executed_calls import find_caller, name_caller, note_refused, refused_result, watch_call
 from .given_advice import (
     AdvicePlace,
     AdvisedPrompts,
@@ -297,6 +297,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         marks, mark = set[tuple[str, str, object]](), ("", "", object())
         if self.mode != "off":
             if (refusal := self._refusal(request)) is not None:
+                note_refused(request.state["messages"])
                 raise refusal
             with suppress(Exception):  # whoever records the turn says why it has no place
                 place = self._place(request.state, request.runtime)

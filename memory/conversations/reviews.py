@@ -19,7 +19,9 @@ from ..records import Trajectory
 
 __all__ = [
     "ANSWERED",
+    "NOT_MADE",
     "REJECTED",
+    "is_rejection",
     "mark_answered",
     "mark_executed",
     "result_text",
@@ -32,6 +34,8 @@ REJECTED = "rejected by a person: "
 """The beginning of an action that the agent proposed, and that a person did not let happen."""
 ANSWERED = "answered by a person: "
 """The beginning of an action that the agent proposed, and whose result a person wrote in the tool's place."""
+NOT_MADE = "This call was not made: the run that went on with it was refused."
+"""The result of a call that a run of another tenant has decided on: what it decided is nobody's review."""
 MARK = "executed_call"
 """Key of a result's `additional_kwargs`: True if the call was made as proposed, else the call (`name`, `args`) that was."""
 _NOTICE = re.compile(r"\A.*? Executed instead: [^\n]*\.(?:\n\nTool response:\n?|\Z)", re.DOTALL)
@@ -45,12 +49,16 @@ def mark_executed(result: ToolMessage, proposed: Mapping[str, Any], executed: Ma
     return result.model_copy(update={"additional_kwargs": {**result.additional_kwargs, MARK: True if as_proposed else made}})
 
 
-def mark_answered(messages: Sequence[BaseMessage], tools: Collection[str]) -> list[BaseMessage]:
-    """The messages with a mark at each result of these tools that no tool has written."""
+def mark_answered(messages: Sequence[BaseMessage], tools: Collection[str], refused: Collection[str]) -> list[BaseMessage]:
+    """The messages with a mark at each result of these tools that no tool has written, and `NOT_MADE` in those of the ids `refused`."""
     calls = {call["id"]: call for m in messages if isinstance(m, AIMessage) for call in m.tool_calls}
 
     def mark(one: BaseMessage) -> BaseMessage:
-        if not isinstance(one, ToolMessage) or one.name not in tools or one.status == "error" or MARK in one.additional_kwargs:
+        if not isinstance(one, ToolMessage) or MARK in one.additional_kwargs:
+            return one
+        if one.id in refused:
+            one = one.model_copy(update={"content": NOT_MADE})
+        elif one.name not in tools or one.status == "error":
             return one
         call = calls.get(one.tool_call_id)
         return one if call is None else mark_executed(one, call, {**call, "name": f"{ANSWERED}{call['name']}"})
@@ -67,9 +75,15 @@ def reviewed_call(call: Mapping[str, Any], result: ToolMessage | None) -> tuple[
     """
     mark = result.additional_kwargs.get(MARK) if result is not None else None
     if isinstance(mark, Mapping):
-        # Any middleware may change a call; only HumanInTheLoopMiddleware says so, of a person's edit.
-        return mark, result is not None and _NOTICE.match(str(result.text)) is not None
-    return (None, True) if result is not None and _rejection(result) else (call, False)
+        # Any middleware may change a call; only HumanInTheLoopMiddleware says so, of a person's edit. One that was not made is no edit.
+        is_edit = result is not None and result_text(result) != NOT_MADE and _NOTICE.match(str(result.text)) is not None
+        return mark, is_edit
+    return (None, True) if result is not None and is_rejection(result) else (call, False)
+
+
+def is_rejection(result: BaseMessage) -> bool:
+    """True if a message is the result of a call that a person has rejected."""
+    return isinstance(result, ToolMessage) and _rejection(result) is not None
 
 
 def result_text(result: ToolMessage) -> str:

@@ -324,7 +324,10 @@ def resume(agent: Any, awaited: bool, place: str, decision: Any, **scope: str) -
     return run(Command(resume={"decisions": [decision]}), **scope)
 
 
-@pytest.mark.parametrize("decision", [APPROVE, REJECT])
+FOREIGN = {"type": "edit", "edited_action": {"name": "resolve", "args": {"how": "refund", "order": "Z9999"}}}
+
+
+@pytest.mark.parametrize("decision", [APPROVE, {**REJECT, "message": "Z9999"}, FOREIGN])
 @pytest.mark.parametrize(("awaited", "place"), [(False, "config"), (True, "config"), (False, "context")])
 @pytest.mark.parametrize(("names", "others"), [(("tenant",), {}), (("tenant?",), {}), ((), {"user_id": "rita"})])
 def test_a_resume_of_another_tenant_is_an_error_before_a_tool_or_a_model_runs(
@@ -339,8 +342,10 @@ def test_a_resume_of_another_tenant_is_an_error_before_a_tool_or_a_model_runs(
     said = asyncio.run(agent.ainvoke(None, own, **more)) if awaited else agent.invoke(None, own, **more)
     (result,) = (one.text for one in said["messages"] if isinstance(one, ToolMessage) and one.name == "resolve")
     assert "arranged" not in result, "nor does the tenant's own resume make the call that another approved"
-    (turn,) = learner.conversation("a", tenant="acme", **({} if names else {"user_id": "bob"})).turns
-    assert not any(step.action.startswith("resolve(") for step in turn.steps)
+    (row,) = learner.export(tenant="acme", **({} if names else {"user_id": "bob"}))
+    assert not any(step["action"].startswith("resolve(") for step in row["turns"][0]["steps"])
+    assert not row["ratings"], "and what it decided is nobody's review"
+    assert "Z9999" not in repr(row)
     assert [list(one.values()) for one in learner.scopes()] == [["acme"] if names else ["acme", "bob"]]
 
 
