@@ -642,7 +642,7 @@ class ConversationStore:
                 self._changes.put([replace(one, newest=newest)])
 
     def export(self, user: str = "") -> Iterator[dict[str, Any]]:
-        """All that is kept of this scope, or of a user's turns, one plain object per conversation."""
+        """All that is kept of this scope, or of a user's turns, one plain object per conversation, without the digests of secrets."""
         ratings = {one.id: one.ratings for one in self.feedback.all()}
         reflections, quarantines = self.reflections.all(), {one.id: one for one in self.quarantines.all()}
         for one in self.turns.all():
@@ -655,7 +655,8 @@ class ConversationStore:
                 one = replace(one, turns=turns, task=replace(one.task, instruction=said), user=user)
                 ratings[one.id] = tuple(r for r in ratings.get(one.id, ()) if turn_of_id(one, r.turn))
             more = {"ratings": ratings.get(one.id, ()), "reflections": written, "quarantine": quarantines.get(one.id)}
-            yield to_json(one) | {name: to_json(value) for name, value in more.items()}
+            kept = to_json(one) | {name: to_json(value) for name, value in more.items()}
+            yield kept | {"turns": [{name: turn[name] for name in turn if name != "secrets"} for turn in kept["turns"]]}
 
     def take_in(self, found: Sequence[tuple[Conversation, Sequence[Rating]]]) -> int:
         """Add conversations that were had or recorded elsewhere; returns the number of their rated stretches that are learned from.

@@ -56,7 +56,7 @@ class Turn:
     user: str = ""
     """The user who began it; empty: the one whose conversation it is."""
     secrets: tuple[str, ...] = ()
-    """Digests of the words that its thread has told as secrets until then (`Screen.of_thread`)."""
+    """Digests of 12 bits of the words that its thread has told as secrets until then (`Screen.of_thread`)."""
 
     @property
     def traceparent(self) -> str:

@@ -72,6 +72,7 @@ def test_a_secret_of_a_thread_is_kept_from_what_is_said_later_and_after_a_restar
         learner = SynapseMiddleware(store)
         create_agent(model, middleware=[learner]).invoke({"messages": asked}, {"configurable": {"thread_id": "t"}})
     assert learner.feedback("t", reward=0.0, text="hunter2!x did not work").text == "[secret] did not work"
+    assert "secrets" not in str([*learner.export()])
     assert "hunter2" not in str([*learner.export(), *store.search(("agents",), limit=100)])
 
 
