@@ -73,7 +73,7 @@ from .wiring.banks import (
     success_predicate,
 )
 from .wiring.episode import episode_graph
-from .wiring.flow import Graph, Node, Router, parse_flow
+from .wiring.flow import Graph, Node, Router, read_flow
 from .wiring.inputs import NOT_GIVEN, SHARED, MethodInputs, given_settings
 
 __all__ = ["MODES", "AdaMEM", "Mode", "build", "deciding_nodes"]
@@ -349,7 +349,7 @@ def deciding_nodes(
         ),
         "propose": inputs.acting_policy(*shown),
     }
-    wanted = {edge.source for edge in parse_flow(mode.flow)} if names is None else names
+    wanted = {edge.source for edge in read_flow(mode.flow).edges} if names is None else names
     if "synthesize" in wanted:
         prompt = f"{presets.FOLDERS[settings.wording]}/{mode.strategy_prompt}"
         nodes["synthesize"] = _synthesize(inputs, settings, memory, excerpts=excerpts, prompt=prompt)

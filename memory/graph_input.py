@@ -113,6 +113,8 @@ def type_name(hint: Any) -> str:
     """A type as a sentence names it, without what a reducer says about it; a long one by its class."""
     if get_origin(hint) is Annotated:
         return type_name(get_args(hint)[0])
+    if get_origin(hint) in (Union, UnionType):
+        return " | ".join(map(type_name, get_args(hint))).replace("NoneType", "None")
     name = hint.__name__ if isinstance(hint, type) else str(hint)
     return name if len(name) <= 40 else getattr(get_origin(hint), "__name__", name)
 

@@ -41,7 +41,7 @@ class NodeChannels:
 
 def node_channels(node: Any) -> NodeChannels:
     """The channels of a node or router: a function, an object that is called, a class of such objects, or a Runnable."""
-    channels = _of_types(*_node_types(node), *(["usage"] if _asks(node) else []))
+    channels = _of_types(*node_types(node), *(["usage"] if _asks(node) else []))
     if isinstance(node, type):
         return channels
     if (inner := getattr(node, "inner_node", None)) is not None:
@@ -56,20 +56,20 @@ def node_channels(node: Any) -> NodeChannels:
         return channels
     reads, writes = channels.reads | set(getattr(node, "journal_channels", ())), channels.writes | set(further)
     # A node that returns `StepResult | dict[str, Any]` writes all of the StepResult; the dict stands for the further channels.
-    closed = [one for one in _members(_node_types(node)[1]) if is_typeddict(one)]
+    closed = [one for one in _members(node_types(node)[1]) if is_typeddict(one)]
     sure = _of_types(None, closed[0]).must_write if len(closed) == 1 else channels.must_write
     return replace(channels, reads=reads, writes=writes, is_open=False, may_read_more=False, must_write=sure)
 
 
 def node_schemas(node: Any) -> list[Any]:
     """The TypedDicts that say what a node reads, shows in a prompt and writes."""
-    hints = [schema for hint in _node_types(node) for schema in _members(hint) if is_typeddict(schema)]
+    hints = [schema for hint in node_types(node) for schema in _members(hint) if is_typeddict(schema)]
     shown = getattr(getattr(node, "view", None), "shown_channels", None) or ()
     inner = getattr(node, "inner_node", None)
     return [*hints, *shown, *(node_schemas(inner) if inner is not None else [])]
 
 
-def _node_types(node: Any) -> tuple[Any, Any]:
+def node_types(node: Any) -> tuple[Any, Any]:
     """The types of what a node reads and of what it returns."""
     if _asks(node):
         return _first_type(node.messages), type_hints(node.read).get("return")

@@ -11,8 +11,10 @@ from codeop import compile_command
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from functools import cache
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from io import StringIO
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from forks import run_python
@@ -180,9 +182,13 @@ def test_the_readmes_comparison_runs(
 
 
 @pytest.mark.slow
-def test_the_serve_block_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_the_serve_block_runs_and_ends_where_another_server_has_the_port(tmp_path: Path, is_taken: bool) -> None:
     (block,) = (block for block in blocks("README.md", "sh") if "learngraph serve" in block)
     port = str(free_port())
+    foreign = ThreadingHTTPServer(("127.0.0.1", int(port)), SimpleHTTPRequestHandler) if is_taken else None
+    if foreign:
+        Thread(target=foreign.serve_forever, daemon=True).start()
     command = f"{sys.executable} -m learngraph.graphs.cli.main serve --port {port}"
     script = block.replace("learngraph serve", command).replace("8000", port)
     server = subprocess.Popen(
@@ -204,6 +210,13 @@ def test_the_serve_block_runs(tmp_path: Path) -> None:
     finally:
         if server.poll() is None:
             os.killpg(server.pid, signal.SIGKILL)
+        if foreign:
+            foreign.shutdown()
+            foreign.server_close()
+    if is_taken:
+        assert re.search("cannot listen on 127.0.0.1:.*choose another --host or --port", printed), printed
+        assert "Traceback" not in printed
+        return
     assert "'response_id': 'chatcmpl-" in printed, printed
     said = [line.partition(" ")[0] for line in printed.splitlines() if "chatcmpl-" not in line]
     assert said == ["opening", "guard", "it", "Ctrl-C", "closed"]  # for the reader alone, and the block ends it
@@ -211,18 +224,18 @@ def test_the_serve_block_runs(tmp_path: Path) -> None:
 
 def test_the_flow_shown_is_the_flow_run() -> None:
     from learngraph.graphs.jitrl import FLOW
-    from learngraph.graphs.wiring.flow import parse_flow
+    from learngraph.graphs.wiring.flow import read_flow
 
     (shown,) = blocks("README.md", "mermaid")
-    assert parse_flow(shown) == parse_flow(FLOW)
+    assert read_flow(shown).edges == read_flow(FLOW).edges
 
 
 def test_the_learning_flow_shown_is_the_flow_run() -> None:
     from learngraph.graphs.claas import LEARNING_FLOW
-    from learngraph.graphs.wiring.flow import parse_flow
+    from learngraph.graphs.wiring.flow import read_flow
 
     (shown,) = blocks("graphs/serving/reference.md", "mermaid")
-    assert parse_flow(shown) == parse_flow(LEARNING_FLOW)
+    assert read_flow(shown).edges == read_flow(LEARNING_FLOW).edges
 
 
 def test_every_method_of_the_command_line_is_named() -> None:

@@ -16,7 +16,7 @@ from types import UnionType
 from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from langchain_core.runnables import Runnable
-from langgraph.graph import END, START
+from langgraph.graph import END, START, StateGraph
 from langgraph.graph._node import StateNodeSpec
 from langgraph.types import Command, Send
 
@@ -25,6 +25,7 @@ from .node_errors import work_pieces
 
 __all__ = ["Branching", "FanOutBranch", "Wiring"]
 
+Builder = StateGraph[Any, Any, Any, Any]
 Node = Callable[[Any], Any] | Runnable[Any, Any]
 Router = Callable[[Any], str]
 FanOut = Callable[[Any], Iterable[Mapping[str, Any] | Send]]

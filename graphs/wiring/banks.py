@@ -39,11 +39,6 @@ KEYS: dict[KeyName, KeyFunction] = {"structured": structured_key, "whole": whole
 """phi(s_t) by name: of the goal and the present state, or of the whole prompt with its history."""
 
 
-def load_bank(path: str) -> tuple[Trajectory, ...]:
-    """The trajectories of a bank file, which is read again only when it has changed."""
-    return _read(Path(path), _mtime_ns(path))
-
-
 def load_bank_memory(
     path: str, *, key: KeyName, success_threshold: float | None, similarity: CosineSimilarity | None
 ) -> Trajectories:
@@ -80,7 +75,7 @@ def bank_trajectories(inputs: MethodInputs, path: str, method: str) -> tuple[Tra
     """
     if not path:
         return ()
-    bank = load_bank(path)
+    bank = _read(Path(path), _mtime_ns(path))
     if not any(trajectory.domain == inputs.environment.name for trajectory in bank):
         raise UserError(f"{method}: {path} holds no trajectory of {inputs.environment.name}; it has those of {bank[0].domain}")
     return bank

@@ -12,7 +12,6 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from langgraph.graph import StateGraph
 from langgraph.graph._node import StateNodeSpec
 from langgraph.graph.state import CompiledStateGraph
 from typing_extensions import is_typeddict
@@ -23,13 +22,12 @@ from ...nodes import state as states
 from ...nodes.act.episode import START_VALUES
 from ...nodes.channels import NodeChannels, node_channels, node_schemas, schema_channels, type_hints
 from ...nodes.state import AttemptState
-from .arrows import Wiring, closure, unwrap
+from .arrows import Builder, Wiring, closure, unwrap
 from .mermaid import Finding
 from .node_order import MEMORIES, find_at_once, find_untimely, starts_empty
 
 __all__ = []
 
-Builder = StateGraph[Any, Any, Any, Any]
 FILLED_BY: Mapping[str, tuple[str, ...]] = {
     "LookUpQValues": ("UpdateQTable",),
     "Recall": ("Remember", "ReferenceRemember"),
@@ -174,12 +172,9 @@ def _unfilled(wiring: Wiring) -> list[Finding]:
         stored = [one for other in drawn for one in held[other] if type(one) is type(memory)]
         if (stored or not drawn) and not any(one is memory for one in stored):
             said = f"'{name}' looks up what no node stores: draw {' or '.join(writers)} too, made from the same inputs"
-            others = " and ".join(f"'{one}'" for one in drawn)
-            said = (
-                f"'{name}' looks up another memory than {others} fill{'s' * (len(drawn) == 1)}; make them from the same inputs"
-                if drawn
-                else said
-            )
+            if drawn:
+                fill = f"{' and '.join(map(repr, drawn))} fill{'s' * (len(drawn) == 1)}"
+                said = f"'{name}' looks up another memory than {fill}; make them from the same inputs"
             found.append(Finding(wiring.lines.get(name, 0), f"{said}, or give it a memory that holds something"))
     return found
 

@@ -7,19 +7,18 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.errors import type_of
-from .arrows import Branching, FanOutBranch, KnownFanOut, Wiring, returns_literal, returns_sends
+from .arrows import Branching, Builder, FanOutBranch, KnownFanOut, Wiring, returns_literal, returns_sends, unwrap
 from .guards import drawn_branches
 from .mermaid import Edge, FlowError, shown_label, write_flow
 
 __all__ = ["to_mermaid"]
 
-Builder = StateGraph[Any, Any, Any, Any]
 Graph = CompiledStateGraph[Any, Any, Any, Any]
 """LangGraph's compiled graph, whatever its state is."""
 
 
 def to_mermaid(graph: Graph, direction: str = "LR") -> str:
-    """The flowchart of any compiled graph, in the form that `parse_flow` reads: from START on, what has no choice in one line.
+    """The flowchart of any compiled graph, in the form that `read_flow` reads: from START on, what has no choice in one line.
 
     A branch without labels gets its target's name as label, a branch that does not say where it may lead leads everywhere,
     and a node that nothing leaves leads to END. A node's Commands are seen where its return type or `destinations` names their targets, a
@@ -66,7 +65,7 @@ def builder_edges(builder: Builder) -> list[Edge]:
         targets = [to for one, to in builder.edges if one == source]
         edges += [Edge(source, to) for to in sorted(targets, key=lambda to: places[to])]
         for branch in drawn_branches(builder, source):
-            path = _path_function(branch.path)
+            path = unwrap(branch.path)
             dotted = isinstance(path, FanOutBranch) or returns_sends(path)
             leads = branch.ends or {name: name for name in (*nodes, END) if name != source}
             edges += [Edge(source, to, "" if dotted else shown_label(label, to), dotted) for label, to in leads.items()]
@@ -83,11 +82,6 @@ def builder_edges(builder: Builder) -> list[Edge]:
     return list(dict.fromkeys(found))
 
 
-def _path_function(path: Any) -> Any:
-    """The function of a branch, without the Runnable that LangGraph wraps around it."""
-    return getattr(path, "func", None) or getattr(path, "afunc", None) or path
-
-
 def read_wiring(builder: Builder) -> Wiring:
     """The nodes and branches of a builder."""
     nodes = {name: spec for name, spec in builder.nodes.items() if not spec.is_error_handler}
@@ -95,7 +89,7 @@ def read_wiring(builder: Builder) -> Wiring:
     for node in builder.branches:
         source = "START" if node == START else node
         for branch in drawn_branches(builder, node):
-            path = _path_function(branch.path)
+            path = unwrap(branch.path)
             if isinstance(path, FanOutBranch) or returns_sends(path):
                 if source in fan_outs:
                     raise FlowError(f"'{source}' has two fan-outs: a drawing cannot tell them apart")

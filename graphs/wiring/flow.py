@@ -29,6 +29,7 @@ from ...nodes.channels import node_schemas
 from .arrows import (
     ENDS,
     Branching,
+    Builder,
     FanOut,
     FanOutBranch,
     KnownFanOut,
@@ -43,8 +44,8 @@ from .data_flow import is_misspelt
 from .drawn import Graph, builder_behind, drawn_edges, read_wiring, to_mermaid, write_builder
 from .guards import guard_arrows
 from .joins import joins_to_watch, watch_joins
-from .mermaid import Edge, Finding, FlowError, parse_flow, read_flow, shown_label
-from .mistakes import find_mistakes
+from .mermaid import Edge, Finding, FlowError, read_flow, shown_label
+from .mistakes import find_mistakes, meant_names
 from .node_errors import explaining, reading_node
 
 __all__ = [
@@ -60,13 +61,12 @@ __all__ = [
     "check",
     "compile_graph",
     "drawn_edges",
-    "parse_flow",
+    "read_flow",
     "rewire",
     "to_mermaid",
     "wire",
 ]
 
-Builder = StateGraph[Any, Any, Any, Any]
 KEPT = ("checkpointer", "cache", "store", "debug", "name")
 """What an edited drawing keeps of its graph, beside pauses."""
 
@@ -151,8 +151,8 @@ def check(
         raise FlowError(f"check takes the drawing first, and then its nodes or graph; it got {type_of(flow)} first")
     try:
         if isinstance(nodes, CompiledStateGraph):
-            builder = _bare(nodes.builder, further)
             wiring = _redrawn_wiring(nodes.builder, flow, further, routers or {}, fan_outs or {})
+            builder = _bare(nodes.builder, further)
         else:
             nodes = {**nodes, **further} if isinstance(nodes, Mapping) else nodes
             wiring = _read_drawing(flow, nodes, routers, fan_outs, destinations)
@@ -221,7 +221,7 @@ def _add_node(builder: Builder, name: str, node: Any, arrows: Sequence[Edge], wi
     else:
         builder.add_node(name, cast(Any, node), destinations=(tuple(ends) if is_named else ends) or None)
     runs_on = len(commands) < len(arrows) or any(edge.target == "END" for edge in commands)
-    runnable = reading_node(node, builder.nodes[name].runnable, builder.channels.keys(), runs_on)
+    runnable = reading_node(node, builder.nodes[name].runnable, builder, runs_on)
     builder.nodes[name] = replace(builder.nodes[name], runnable=runnable, **wiring.policies(name))
 
 
@@ -378,10 +378,14 @@ def _redrawn_wiring(
     fan_outs: Mapping[str, FanOut],
 ) -> Wiring:
     """The wiring of another drawing on the nodes of `builder`."""
+    if wrong := [name for name, node in replaced.items() if isinstance(node, Mapping | list | tuple)]:
+        raise FlowError(f"further nodes are given by their names, such as x=node; got {wrong[0]}={type_of(replaced[wrong[0]])}")
     known, chart = read_wiring(builder), read_flow(flow)
-    labelled = {edge.source for edge in chart.edges if edge.label or edge.dotted}
-    dotted = {edge.source for edge in chart.edges if edge.dotted}
-    nodes: dict[str, Any] = {name: node for name, node in known.nodes.items() if name in chart.nodes} | dict(replaced)
+    meant = meant_names(chart.edges, chart.lines.keys(), {*known.nodes, *replaced, *ENDS}) or {}
+    labelled = {meant.get(edge.source, edge.source) for edge in chart.edges if edge.label or edge.dotted}
+    dotted = {meant.get(edge.source, edge.source) for edge in chart.edges if edge.dotted}
+    drawn = {*chart.nodes, *meant.values()}
+    nodes: dict[str, Any] = {name: known.nodes[name] for name in known.nodes if name in drawn} | dict(replaced)
     places = {name: known.destinations[name] for name in known.destinations.keys() & nodes.keys() - replaced.keys()}
     return Wiring(
         nodes,

@@ -10,21 +10,19 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from langchain_core.runnables import Runnable, RunnableConfig
-from langgraph.graph import END, START, StateGraph
+from langgraph.graph import END, START
 from langgraph.graph._branch import BranchSpec
 from langgraph.pregel._write import ChannelWrite, ChannelWriteEntry
 from langgraph.types import Command, Send
 
 from ...memory.errors import did_you_mean
 from ...nodes.channels import node_channels
-from .arrows import ENDS, Wiring, unwrap
+from .arrows import ENDS, Builder, Wiring, unwrap
 from .joins import may_stop
 from .mermaid import FlowError
 from .node_errors import ends_here, explain_key
 
 __all__ = []
-
-Builder = StateGraph[Any, Any, Any, Any]
 
 
 @dataclass(frozen=True)
@@ -49,8 +47,8 @@ class Arrows:
     """Channels of the joins that learn when an arrow to END is taken."""
     is_lent: bool = False
     """True for a node of a compiled graph."""
-    state: Collection[str] = ()
-    """Names of the state's channels."""
+    builder: Any = None
+    """Knows the state's channels, and all nodes."""
     inputs: Mapping[str, Collection[str]] = field(default_factory=dict)
     """Target of its arrows -> the channels that it reads, for those whose types say so."""
 
@@ -93,7 +91,7 @@ class Arrows:
         """
         reads = self.inputs.get(send.node, ())
         for name in send.arg if isinstance(send.arg, Mapping) and reads else ():
-            if name not in {*reads, *self.state} and (hint := did_you_mean(str(name), set(reads) - send.arg.keys())):
+            if name not in {*reads, *self.builder.channels} and (hint := did_you_mean(str(name), set(reads) - send.arg.keys())):
                 raise FlowError(f"the fan-out of '{self.source}' hands '{send.node}' `{name}`, which it does not read{hint}")
 
     def check_commands(self, returned: Any) -> bool:
@@ -172,7 +170,7 @@ class DrawnBranch(BranchSpec):
 
     def _explaining(self, input: Any, config: RunnableConfig, reader: Any) -> AbstractContextManager[None]:
         which = f"the {'router' if self.arrows.is_routed else 'fan-out'} of '{self.arrows.source}'"
-        return explain_key(which, lambda: reader(config) if reader else input, self.arrows.state)
+        return explain_key(which, lambda: reader(config) if reader else input, self.arrows.builder)
 
     def _finish(self, writer: Any, input: Any, result: Any, config: RunnableConfig) -> Any:
         is_several = isinstance(result, list | tuple) and len(result) > 1 and not any(isinstance(one, Send) for one in result)
@@ -229,7 +227,7 @@ def guard_arrows(builder: Builder, wiring: Wiring, source: str, joins: Collectio
         may_rest="command" in kinds and END in targets,
         joins=joins,
         is_lent=stops or is_lent,
-        state=builder.channels.keys(),
+        builder=builder,
         inputs={name: one.reads for name, one in read.items() if not one.may_read_more},
     )
     for name, spec in branches.items():

@@ -130,15 +130,6 @@ _SUBGRAPH = re.compile(rf"subgraph\b{_ARROW_AHEAD}[ \t]*(?P<id>{_NAME})?(?P<more
 _END_OF_SUBGRAPH = re.compile(r"end[ \t]*(?=$|\n|\r|;|%%)")
 
 
-def parse_flow(flow: str) -> list[Edge]:
-    """The arrows of a Mermaid flowchart, in the order of the text.
-
-    Raises:
-        FlowError: naming the lines that are not understood.
-    """
-    return list(read_flow(flow).edges)
-
-
 def read_flow(flow: str) -> Flowchart:
     """The nodes and arrows of a Mermaid flowchart.
 

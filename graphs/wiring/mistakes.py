@@ -53,15 +53,11 @@ def find_mistakes(wiring: Wiring, builder: StateGraph[Any, Any, Any, Any] | None
 def _as_meant(wiring: Wiring) -> Wiring | None:
     """The wiring with known names in place of those that are typed wrong, and `_ANY_NODE` behind unknown ones.
 
-    None where it is unclear how the arrows hang together: a name is typed both ways, or an arrow leaves END or enters START.
+    None where it is unclear how the arrows hang together: a name may mean two nodes, or an arrow leaves END or enters START.
     """
-    drawn, known, guess = wiring.drawn_names, {*wiring.nodes, *wiring.others}, dict[str, str]()
-    for name in sorted(drawn - wiring.nodes.keys()):
-        end = name.upper().strip("_")
-        near = end if end in ENDS else nearest(name, known - set(guess.values()))
-        if near in drawn or ":" in name:
-            return None
-        guess[name] = near or name
+    guess = meant_names(wiring.edges, wiring.drawn_names, {*wiring.nodes, *wiring.others})
+    if guess is None:
+        return None
 
     def called(name: str) -> str:
         return guess.get(name, name)
@@ -73,6 +69,23 @@ def _as_meant(wiring: Wiring) -> Wiring | None:
         return None
     nodes = dict.fromkeys(set(guess.values()) - ENDS.keys(), _ANY_NODE) | wiring.nodes
     return replace(wiring, nodes=nodes, edges=edges, lines={called(name): line for name, line in wiring.lines.items()})
+
+
+def meant_names(edges: Collection[Edge], drawn: Collection[str], known: Collection[str]) -> dict[str, str] | None:
+    """Unknown name in a drawing -> the one that is meant, or itself.
+
+    None where it is unclear: the name that is like it is drawn too, and arrows lead to and from both, or from one to the other.
+    """
+    guess = dict[str, str]()
+    for name in sorted({*drawn} - {*known}):
+        end = name.upper().strip("_")
+        near = end if end in ENDS else nearest(name, ({*known} - set(guess.values())) | {*ENDS})
+        places = [(e.source, e.target) for e in edges]
+        both_whole = all(one in ends for one in (name, near) for ends in zip(*places, strict=True))
+        if ":" in name or (near in drawn and (both_whole or {(name, near), (near, name)} & {*places})):
+            return None
+        guess[name] = near or name
+    return guess
 
 
 def _lacks_arrows(wiring: Wiring) -> bool:
@@ -108,7 +121,9 @@ def _names(wiring: Wiring, guess: Wiring | None) -> list[Finding]:
     known = {*wiring.nodes, *wiring.others}
     unknown = "the flow draws '{}', but there is no such node; there are {}{}"
     absent = sorted(wiring.drawn_names - wiring.nodes.keys())
-    found = [Finding(_line(wiring, name), unknown.format(name, sorted(known), name_hint(name, known))) for name in absent]
+    found = [
+        Finding(_line(wiring, name), unknown.format(name, sorted(known), name_hint(name, {*known, *ENDS}))) for name in absent
+    ]
     wrong = [e for e in wiring.edges if e.source == "END" or e.target == "START"]
     found += [Finding(e.line, "nothing leaves END and nothing enters START") for e in wrong[:1]]
     if guess is None and absent:

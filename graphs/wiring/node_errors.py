@@ -1,6 +1,6 @@
 """The parts, arguments and updates of a graph's nodes where they are wrong: in words, in place of an error from within LangGraph."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import fields, is_dataclass
@@ -20,9 +20,9 @@ from langgraph.pregel._algo import apply_writes
 from langgraph.types import Command, Send
 
 from ...memory.errors import UserError, did_you_mean, type_of
-from ...memory.graph_input import InputError, check_names, explain_error, list_names
+from ...memory.graph_input import InputError, check_names, explain_error, list_names, type_name
 from ...nodes.arguments import check_argument
-from ...nodes.channels import NodeChannels, node_channels, type_hints
+from ...nodes.channels import NodeChannels, node_channels, node_types, type_hints
 from .mermaid import FlowError
 
 __all__ = []
@@ -31,7 +31,8 @@ __all__ = []
 class ReadingNode(RunnableCallable):
     """A node as LangGraph calls it: where it reads what nothing has written, or writes what LangGraph leaves out, it says so."""
 
-    channels: Collection[str]
+    builder: Any
+    """Knows the state's channels, and all nodes."""
     typed: NodeChannels
     is_lent: bool
     """True for a node of a compiled graph, which may lead nowhere, as LangGraph has it."""
@@ -40,21 +41,22 @@ class ReadingNode(RunnableCallable):
 
     def invoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
         """The update that the node returns."""
-        with explain_key(f"'{self.name}'", lambda: input, self.channels):
+        with explain_key(f"'{self.name}'", lambda: input, self.builder):
             return self._checked(super().invoke(input, config, **kwargs), config)
 
     async def ainvoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
         """The update that the node returns."""
-        with explain_key(f"'{self.name}'", lambda: input, self.channels):
+        with explain_key(f"'{self.name}'", lambda: input, self.builder):
             return self._checked(await super().ainvoke(input, config, **kwargs), config)
 
     def _checked(self, returned: Any, config: Any) -> Any:
         """The update that the node returned, if LangGraph takes all of it.
 
         Raises:
-            FlowError: it is no update, or has a key that is no channel, and that the node's types do not name either; or it leads
-                nowhere, or to a graph around that is not there.
+            FlowError: it is no update, or has a key that the node's return type lacks, or that is no channel; or it leads nowhere, or to
+                a graph around that is not there.
         """
+        channels = self.builder.channels.keys()
         parts = returned if isinstance(returned, list | tuple) else (returned,)
         if graphs := [one.graph for one in parts if isinstance(one, Command) and one.graph is not None]:  # of the graph around
             around = ensure_config(config)["configurable"].get("checkpoint_ns", NS_SEP)
@@ -68,22 +70,28 @@ class ReadingNode(RunnableCallable):
         if not isinstance(update, dict):
             parts = update if isinstance(update, list | tuple) else ()
             is_known = any(isinstance(one, Command) for one in parts) or get_cached_annotated_keys(type(update))
-            if update is returned is not None and not is_known and "__root__" not in self.channels:
+            if update is returned is not None and not is_known and "__root__" not in channels:
                 came = f"{type_of(update)} ({update!r:.60})"
-                said = f"and a node returns a dict of channels, such as {{{min(self.channels)!r}: ...}}, or None"
+                said = f"and a node returns a dict of channels, such as {{{min(channels)!r}: ...}}, or None"
                 raise FlowError(f"'{self.name}' returned {came}, {said}")
             return returned
-        for name in update.keys() - self.channels - self.typed.writes:
-            hint = did_you_mean(str(name), self.channels - update.keys())
-            is_all = not any(one in self.channels for one in update)  # beside a channel LangGraph leaves others out
+        for name in update.keys() - self.typed.writes:
+            if name in channels:
+                if self.typed.is_open or self.is_lent:
+                    continue
+                declared, has = type_name(node_types(self.func or self.afunc)[1]), list_names(sorted(self.typed.writes))
+                said = f"which its return type {declared} does not have: that has {has}; return what the type says, or add `{name}` to it"
+                raise FlowError(f"'{self.name}' writes `{name}`, {said}")
+            hint = did_you_mean(str(name), channels - update.keys())
+            is_all = not any(one in channels for one in update)  # beside a channel LangGraph leaves others out
             if hint or is_all or not self.typed.is_open:
-                hint = hint or f"; there are {', '.join(sorted(self.channels))}"
+                hint = hint or f"; there are {', '.join(sorted(channels))}"
                 raise FlowError(f"'{self.name}' writes `{name}`, which is no channel of the state{hint}")
         return returned
 
 
 @contextmanager
-def explain_key(reader: str, state: Callable[[], Any], channels: Collection[str]) -> Iterator[None]:
+def explain_key(reader: str, state: Callable[[], Any], builder: Any) -> Iterator[None]:
     """A context in which a node or a router reads its state: an `InputError` in place of a KeyError where the state lacks the key."""
     try:
         yield
@@ -91,8 +99,11 @@ def explain_key(reader: str, state: Callable[[], Any], channels: Collection[str]
         key, given = error.args[0] if error.args else None, state()
         if not isinstance(key, str) or not isinstance(given, Mapping) or key in given:
             raise
-        hint = did_you_mean(key, channels)
-        if key in channels:
+        hint = did_you_mean(key, builder.channels)
+        typed = {f"'{name}'": getattr(spec.runnable, "typed", NodeChannels()) for name, spec in builder.nodes.items()}
+        if silent := " and ".join(name for name, one in typed.items() if key in one.writes and name != reader):
+            said = f"which nothing has written: it is in the return type of {silent}, but was not returned; return it there, or give it in the input"
+        elif key in builder.channels:
             said = "which nothing has written: give it in the input, or draw a node before that writes it"
         elif hint:
             said = f"which is no channel of the state{hint}"
@@ -147,12 +158,12 @@ def ends_here(source: str | None) -> str:
     return f"so the run would end behind '{source}', and no arrow says so; draw '{source} -.-> END' if it may end there"
 
 
-def reading_node(given: Any, node: Any, channels: Collection[str], runs_on: bool) -> Any:
+def reading_node(given: Any, node: Any, builder: Any, runs_on: bool) -> Any:
     """The node of a builder as a `ReadingNode`, if it is a function or an object that is called; `given`: as the drawing was given it."""
     if not isinstance(node, RunnableCallable):
         return node
     reading: Any = copy(node)
-    reading.__class__, reading.channels, reading.typed = ReadingNode, channels, node_channels(node.func or node.afunc)
+    reading.__class__, reading.builder, reading.typed = ReadingNode, builder, node_channels(node.func or node.afunc)
     reading.is_lent, reading.runs_on = isinstance(given, StateNodeSpec) and getattr(node, "is_lent", True), runs_on
     return reading
 

@@ -3,18 +3,15 @@
 It knows what each node reads and writes (nodes/channels.py), and follows the arrows of the drawing, as a run would.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from langgraph.graph import StateGraph
-
 from ...nodes.channels import NodeChannels, node_channels
-from .arrows import Wiring, arrow_label, closure, unwrap
+from .arrows import Builder, Wiring, arrow_label, closure, unwrap
 from .mermaid import Edge, Finding
 
 __all__ = []
 
-Builder = StateGraph[Any, Any, Any, Any]
 MEMORIES = "experiences", "buffer", "memory", "table", "library"
 """Names of the parts of nodes that are memories."""
 
@@ -50,24 +47,13 @@ def find_at_once(wiring: Wiring, builder: Builder, known: Mapping[str, NodeChann
         if not channels.must_write >= state  # a node whose type is the whole state says nothing
     }
     pieces = {(edge.source, edge.target) for edge in wiring.edges if wiring.kind(edge) == "fan-out"}
-    many = [
-        Finding(
-            wiring.lines.get(target, 0),
-            f"'{target}' runs once for every piece of work of '{source}', and writes `{min(written[target])}`; give the channel a reducer",
-        )
-        for source, target in sorted(pieces)
-        if written.get(target)
-    ]
+    said = "'{}' runs once for every piece of work of '{}', and writes `{}`; give the channel a reducer"
+    many = [(wiring.lines.get(b, 0), said.format(b, a, min(written[b]))) for a, b in sorted(pieces) if written.get(b)]
     if many:
-        return many
+        return [Finding(*one) for one in many]
     found = set[tuple[str, str, str]]()
     for start in ("START", *known):
-        active, done, seen = {start}, {start}, set[frozenset[str]]()
-        while active and frozenset(active) not in seen:
-            seen.add(frozenset(active))
-            ready = [edge for edge in plain if edge.source in active and done.issuperset(edge.join)]
-            active = {edge.target for edge in ready} & known.keys()
-            done |= active
+        for active in _supersteps(start, plain, known):
             pairs = ((one, two) for one in active & written.keys() for two in active & written.keys() if one < two)
             found |= {(one, two, min(both)) for one, two in pairs if (both := written[one] & written[two])}
     remedy = "draw one behind the other, or give the channel a reducer"
@@ -83,23 +69,30 @@ def _early(wiring: Wiring, builder: Builder, known: Mapping[str, NodeChannels], 
     chooses = {edge.source for edge in wiring.edges if edge not in plain}.union(
         wiring.routers, wiring.fan_outs, wiring.destinations
     )
-    written, done, active, seen, found = set(given), {"START"}, {"START"}, set[frozenset[str]](), list[Finding]()
-    while active and not (
-        found or active & chooses or frozenset(active) in seen or any(known[one].is_open for one in active & known.keys())
-    ):
-        seen.add(frozenset(active))
-        ready = [edge for edge in plain if edge.source in active and done.issuperset(edge.join)]
-        active = {edge.target for edge in ready} & known.keys()
-        for name in sorted(active):
+    written, found = set(given), list[Finding]()
+    for active in _supersteps("START", plain, known):
+        for name in sorted(active - {"START"}):
             line = wiring.lines.get(name, 0)
             if known[name].reads < set(builder.schemas[builder.state_schema]):
                 found += [
                     Finding(line, f"'{name}' runs before `{channel}` is written: an arrow leads to it too early")
                     for channel in sorted(known[name].needs - written)
                 ]
-        written |= set[str]().union(*(known[one].writes for one in active))
-        done |= active
+        if found or active & chooses or any(known[one].is_open for one in active - {"START"}):
+            return found
+        written |= set[str]().union(*(known[one].writes for one in active - {"START"}))
     return found
+
+
+def _supersteps(start: str, plain: Collection[Edge], known: Collection[str]) -> Iterator[set[str]]:
+    """The names of the nodes that run at the same time, superstep by superstep, where plain arrows lead on from one of them."""
+    active, done, seen = {start}, {start}, set[frozenset[str]]()
+    while active and frozenset(active) not in seen:
+        seen.add(frozenset(active))
+        yield active
+        ready = [edge for edge in plain if edge.source in active and done.issuperset(edge.join)]
+        active = {edge.target for edge in ready}.intersection(known)
+        done |= active
 
 
 def _one_sided(wiring: Wiring, builder: Builder, known: Mapping[str, NodeChannels], given: Collection[str]) -> list[Finding]:

@@ -26,6 +26,7 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.errors import UserError, type_of
+from .arrows import unwrap
 from .drawn import Graph, drawn_edges, to_mermaid
 
 __all__ = ["NotebookDrawing", "Picture", "describe_node", "has_graphviz", "held_objects", "picture", "save"]
@@ -233,7 +234,7 @@ def _quiet() -> Iterator[None]:
 
 def _node_object(runnable: Any) -> Any:
     """The node inside the Runnable that LangGraph wraps around a function."""
-    part = getattr(runnable, "func", None) or getattr(runnable, "afunc", None) or runnable
+    part = unwrap(runnable)
     return part.func if isinstance(part, partial) else part
 
 

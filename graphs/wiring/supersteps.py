@@ -29,7 +29,7 @@ from typing_extensions import is_typeddict
 
 from ...memory.errors import UserError, type_of
 from ...nodes.drive import adrive, drive
-from .arrows import FanOutBranch, Node, Wiring, arrow_label
+from .arrows import FanOutBranch, Node, Wiring, arrow_label, unwrap
 from .drawn import Graph, read_wiring
 from .flow import recompile
 from .guards import drawn_branches
@@ -159,10 +159,7 @@ def _links(graph: Graph) -> dict[str, _Link]:
 
 def _function(spec: StateNodeSpec[Any, Any]) -> Any:
     """The function that a node calls, without what LangGraph wraps around it; a Runnable is itself."""
-    runnable: Any = spec.runnable
-    if isinstance(runnable, RunnableLambda):
-        return runnable
-    return getattr(runnable, "func", None) or getattr(runnable, "afunc", None) or runnable
+    return spec.runnable if isinstance(spec.runnable, RunnableLambda) else unwrap(spec)
 
 
 def _has_policy(spec: StateNodeSpec[Any, Any]) -> bool:

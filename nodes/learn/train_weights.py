@@ -17,8 +17,9 @@ from ...memory.claas.weights import PlayedAttempt, PlayedStep, TrainingLog, Trai
 from ...memory.records import NO_ACTION, Observation, Task
 from ...memory.storage.journal import Journal
 from ..act.episode import EarnedReturn
+from ..act.policies import ScoredCandidates
 from ..ask import State
-from ..state import CandidateChannels, EpisodeInput, EpisodeNumber, EpisodePlace, HeadChannel, StepPlace, StepRewards
+from ..state import EpisodeInput, EpisodeNumber, EpisodePlace, HeadChannel, StepPlace, StepRewards
 
 __all__ = [
     "FindVersion",
@@ -103,9 +104,9 @@ class VersionedPolicy:
         """The prompt's messages."""
         return self.policy.messages(state)
 
-    def __call__(self, state: VersionChannels | State) -> CandidateChannels:
+    def __call__(self, state: VersionChannels | State) -> ScoredCandidates:
         self.trainer.use(state["version"])
-        proposed: CandidateChannels = self.policy(state)
+        proposed: ScoredCandidates = self.policy(state)
         return proposed
 
 

@@ -22,7 +22,7 @@ from forks import run_python
 
 from learngraph.graphs import methods
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.flow import parse_flow
+from learngraph.graphs.wiring.flow import read_flow
 from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.graphs.wiring.supersteps import merge_steps
 from learngraph.memory.attempts.buffer import Buffer
@@ -68,7 +68,7 @@ def test_attempts_above_the_median_are_shown(returns: list[float | None], shown:
 def test_the_drawing_is_the_wiring(tmp_path: Path) -> None:
     done = learngraph("draw", "rest_method:METHOD", "-o", "rest.mmd", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert set(parse_flow((tmp_path / "rest.mmd").read_text())) == set(parse_flow(rest_method.FLOW))
+    assert set(read_flow((tmp_path / "rest.mmd").read_text()).edges) == set(read_flow(rest_method.FLOW).edges)
 
 
 # 3. It learns, and by what it adds

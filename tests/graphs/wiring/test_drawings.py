@@ -9,8 +9,7 @@ import pytest
 from langgraph.graph import StateGraph
 from typing_extensions import TypedDict
 
-from learngraph.graphs.wiring.flow import FlowError, check, parse_flow, to_mermaid, wire
-from learngraph.graphs.wiring.mermaid import read_flow
+from learngraph.graphs.wiring.flow import FlowError, check, read_flow, to_mermaid, wire
 
 
 class Writing(TypedDict, total=False):
@@ -197,7 +196,7 @@ def test_a_drawing_gives_an_agent_or_a_sentence(title: str) -> None:
 
 
 def edges(flow: str) -> list[tuple[str, str, str, tuple[str, ...], int]]:
-    return [(e.source, e.target, e.label, e.join, e.line) for e in parse_flow("flowchart LR\n" + flow)]
+    return [(e.source, e.target, e.label, e.join, e.line) for e in read_flow("flowchart LR\n" + flow).edges]
 
 
 @pytest.mark.parametrize(
@@ -243,7 +242,7 @@ def test_parts_of_mermaid(flow: str, read: list[Any]) -> None:
 )
 def test_what_would_be_lost_is_refused_with_its_line(flow: str, line: int, words: str) -> None:
     with pytest.raises(FlowError, match=re.escape(words)) as caught:
-        parse_flow("flowchart LR\n" + flow)
+        read_flow("flowchart LR\n" + flow)
     assert caught.value.findings[0].line == line
 
 

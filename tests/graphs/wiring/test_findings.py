@@ -15,6 +15,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, Send
 from typing_extensions import TypedDict
 
+from learngraph.graphs.arms import blueprint
 from learngraph.graphs.wiring import flow
 from learngraph.graphs.wiring.flow import FlowError, check, rewire, to_mermaid, wire
 from learngraph.graphs.wiring.inputs import MethodInputs
@@ -118,12 +119,34 @@ def test_mistakes_of_several_kinds_are_told_at_once(flow: str, nodes: dict[str, 
 
 def test_a_name_that_is_misspelt_once_is_not_told_of_as_lacking_arrows() -> None:
     found = check(LOOP.replace("--> answer", "--> anser"), NODES, {"answer": good_enough}, builder=builder())
-    assert [one.sentence.partition(";")[0] for one in found] == ["the flow draws 'anser', but there is no such node"]
+    assert [one.sentence for one in found if one.sentence not in UNREAD] == [
+        "the flow draws 'anser', but there is no such node; there are ['answer', 'grade', 'write']; did you mean answer?"
+    ]
     graph = wire(builder(), LOOP.replace("over| grade\n grade", "over| END\n END").replace("END --> END", ""), {"write": write, "answer": answer}, {"answer": good_enough}).compile()  # fmt: skip
     drawn = "flowchart LR\n START --> wriet --> answer\n answer -->|again| wriet\n answer -->|ovr| END"
     assert [one.line for one in check(drawn, graph)] == [2, 3, 4]
     with pytest.raises(FlowError, match=r"(?s)did you mean write.*did you mean over"):
         rewire(graph, drawn)
+
+
+JITRL = blueprint("jitrl")
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "meant"),
+    [("augment", "augmnt", "augment"), ("recall --> propose", "recal --> propose", "recall"), ("act", "atc", "act"), ("END", "EDN", "END")],
+)  # fmt: skip
+def test_a_misspelt_name_hides_no_second_mistake(right: str, wrong: str, meant: str) -> None:
+    """It is read as it was meant: with the node behind it, what that writes, and its router."""
+    drawn = to_mermaid(JITRL).replace(right, wrong)
+    assert [one.sentence.endswith(f"did you mean {meant}?") for one in check(drawn, JITRL)] == [True]
+    found = [one.sentence.partition(", ")[0] for one in check(drawn.replace("choose --> ", ""), JITRL)]
+    assert sorted(found, reverse=True) == [f"the flow draws '{wrong.partition(' ')[0]}'", "'act' reads `action`"]
+
+
+def test_a_further_node_that_is_like_another_is_not_taken_for_it() -> None:
+    drawn = to_mermaid(JITRL).replace("choose --> act", "choose --> choose2 --> act")
+    assert len(check(drawn, JITRL)) == 1, "an arrow leads from one to the other"
 
 
 def anything(state: Any) -> Any:

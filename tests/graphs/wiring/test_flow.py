@@ -12,7 +12,7 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Command, Overwrite, RetryPolicy, Send
 from typing_extensions import TypedDict
 
-from learngraph.graphs.wiring.flow import Edge, FlowError, parse_flow, to_mermaid, wire
+from learngraph.graphs.wiring.flow import Edge, FlowError, read_flow, to_mermaid, wire
 from learngraph.graphs.wiring.supersteps import MergeError, UncheckpointedGraph, is_blocking, merge_steps
 
 
@@ -192,7 +192,7 @@ def test_two_labels_to_one_target_are_two_arrows() -> None:
 
     flow = "flowchart LR\n START --> a\n a -->|up| b\n a -->|down| b --> END\n a -->|out| END"
     graph = wire(StateGraph(Counting), flow, {"a": NODES["a"], "b": NODES["b"]}, {"a": which}).compile()
-    assert set(parse_flow(to_mermaid(graph))) == set(parse_flow(flow))
+    assert set(read_flow(to_mermaid(graph)).edges) == set(read_flow(flow).edges)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_names_survive_the_round_trip(name: str) -> None:
     builder.add_node("b", step("b"))
     builder.add_edge("__start__", name)
     builder.add_conditional_edges(name, decide, {"again": name, "done": "b"})
-    assert set(parse_flow(to_mermaid(builder.compile()))) == {
+    assert set(read_flow(to_mermaid(builder.compile())).edges) == {
         Edge("START", name),
         Edge(name, name, "again"),
         Edge(name, "b", "done"),
@@ -213,7 +213,7 @@ def test_names_survive_the_round_trip(name: str) -> None:
 
 
 def test_arrows_need_no_spaces_around_hyphenated_names() -> None:
-    assert parse_flow("flowchart LR\na-->b-c-.->d.e-->|x|f") == [
+    assert read_flow("flowchart LR\na-->b-c-.->d.e-->|x|f").edges == [
         Edge("a", "b-c"),
         Edge("b-c", "d.e", "", True),
         Edge("d.e", "f", "x"),
@@ -230,7 +230,7 @@ def test_waits_commands_and_branches_without_a_map_are_drawn() -> None:
     builder.add_edge("__start__", "a")
     builder.add_conditional_edges("a", anywhere)
     builder.add_edge(["b", "c"], "jump")
-    assert set(parse_flow(to_mermaid(builder.compile()))) == {
+    assert set(read_flow(to_mermaid(builder.compile())).edges) == {
         Edge("START", "a"),
         *(Edge("a", to, label) for to, label in (("b", "b"), ("c", "c"), ("jump", "jump"), ("END", "end"))),
         Edge("b", "jump", join=("b", "c")),

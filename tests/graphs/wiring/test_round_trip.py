@@ -20,7 +20,7 @@ from learngraph.graphs.adamem import MODES
 from learngraph.graphs.arms import SERVED_GRAPHS, blueprint, load_graph
 from learngraph.graphs.methods import METHODS
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.flow import FlowError, Router, check, parse_flow, rewire, to_mermaid, wire
+from learngraph.graphs.wiring.flow import FlowError, Router, check, read_flow, rewire, to_mermaid, wire
 from learngraph.graphs.wiring.supersteps import merge_steps
 
 
@@ -154,7 +154,7 @@ def test_the_nodes_run_in_the_same_order(steps: list[Step]) -> None:
 def test_every_graph_is_read_from_its_drawing(name: str) -> None:
     graph = run.build(blueprint("jitrl")) if name == "run" else load_graph(name)
     again = rewire(graph, to_mermaid(graph))
-    assert set(parse_flow(to_mermaid(again))) == set(parse_flow(to_mermaid(graph)))
+    assert set(read_flow(to_mermaid(again)).edges) == set(read_flow(to_mermaid(graph)).edges)
     assert type(again) is type(graph)
     assert again.config == graph.config
 
@@ -231,7 +231,7 @@ def test_a_supervisor_is_read_from_its_drawing() -> None:
     seen = ["supervisor", "research", "supervisor", "code", "supervisor"]
     nodes = {name: spec.runnable.func for name, spec in graph.builder.nodes.items()}
     text = to_mermaid(graph)
-    assert {(e.source, e.target) for e in parse_flow(text)} == {
+    assert {(e.source, e.target) for e in read_flow(text).edges} == {
         *(("START", "supervisor"), ("supervisor", "research"), ("supervisor", "code"), ("supervisor", "END")),
         *(("research", "supervisor"), ("code", "supervisor")),
     }
@@ -252,7 +252,7 @@ def test_an_agent_of_langchain_is_read_from_its_drawing() -> None:
         return create_agent(model, [order_status], middleware=[HumanInTheLoopMiddleware(interrupt_on={})])
 
     text = to_mermaid(agent())
-    names = {name for edge in parse_flow(text) for name in (edge.source, edge.target)}
+    names = {name for edge in read_flow(text).edges for name in (edge.source, edge.target)}
     assert names == {"START", "END", "model", "tools", "HumanInTheLoopMiddleware.after_model"}
     again = rewire(agent(), text).invoke({"messages": "Where is order 7?"})
     assert [m.text for m in again["messages"]] == [

@@ -378,6 +378,58 @@ def test_a_misspelt_channel_is_told_when_it_is_written(node: Any) -> None:
         run(node)
 
 
+def lie(state: Asked) -> Draft:
+    return cast(Draft, {"answer": state["question"]})
+
+
+def say_nothing(state: Asked) -> Draft:
+    return cast(Draft, {})
+
+
+class Lying:
+    async def __call__(self, state: Asked) -> Draft | None:
+        return lie(state)
+
+
+@pytest.mark.parametrize(("node", "declared"), [(lie, "Draft"), (Lying(), r"Draft \| None")])
+def test_a_node_that_writes_another_channel_than_its_type_says_is_named(node: Any, declared: str) -> None:
+    flow = "flowchart LR\n START --> lie --> answer --> END"
+    graph = wire(builder(), flow, {"lie": node, "answer": answer}).compile()
+    with pytest.raises(
+        FlowError, match=f"'lie' writes `answer`, which its return type {declared} does not have: that has `draft`"
+    ):
+        asyncio.run(graph.ainvoke({"question": "?"}))
+    lent = StateGraph(Drafted).add_node("lie", lie).add_edge(START, "lie").compile()
+    assert rewire(lent, to_mermaid(lent)).invoke({"question": "?"})["answer"] == "?", "LangGraph lets it"
+
+
+@pytest.mark.parametrize("reader", ["'answer'", "the router of 'lie'"])
+def test_who_reads_what_a_node_should_have_returned_is_told_of_that_node(reader: str) -> None:
+    def route(state: Draft) -> Literal["a"]:
+        return cast(Any, state["draft"])
+
+    flow = "flowchart LR\n START --> lie -->|a| answer --> END"
+    nodes, routers = {"lie": say_nothing, "answer": answer}, {"lie": route}
+    if "router" not in reader:
+        flow, routers = flow.replace("|a|", ""), {}
+    says = f"{reader} reads `draft`, which nothing has written: it is in the return type of 'lie', but was not returned"
+    with pytest.raises(InputError, match=says):
+        wire(builder(), flow, nodes, routers).compile().invoke({"question": "?"})
+
+
+def command_typed(state: Asked) -> Answered | Command[Literal["__end__"]]:
+    return Command(update={"draft": "d"}, goto=END)
+
+
+def no_update(state: Asked) -> Draft | None:
+    return None
+
+
+@pytest.mark.parametrize("node", [lambda state: {"draft": "d"}, no_update, say_nothing, command_typed])
+def test_what_a_type_leaves_open_is_written_and_what_it_says_may_be_left_out(node: Any) -> None:
+    wire(StateGraph(Drafted), GUESS, {"guess": node}).compile().invoke({"question": "?"})
+
+
 def test_a_node_of_the_project_may_write_what_the_state_lacks_if_its_type_says_so() -> None:
     written: dict[str, Any] = {"answer": "why", "answr": ""}
 
@@ -541,6 +593,7 @@ CALLS: dict[str, tuple[Any, str]] = {
     "a saver rewired": (lambda graph: rewire(graph, GUESS, checkpointer=cast(Any, InMemorySaver())), "rewire keeps that of the graph; another one goes into a copy"),
     "nodes of an episode in another state": (lambda graph: wire(StateGraph(MessagesState), "flowchart LR\n START --> begin --> choose --> END", {"begin": Begin(open_environment("toy")), "choose": EpsilonGreedy(0.1)}), "which 'begin' writes and a node reads; class Mine(MessagesState, learngraph.AttemptState) has them"),
     "a list of nodes": (lambda graph: wire(builder(), GUESS, [guess]), "nodes are a dict of name -> node, such as {'guess': guess}, got a list"),
+    "a dict of further nodes checked": (lambda graph: rewire(graph, GUESS, further=cast(Any, {"look": guess})), "further nodes are given by their names, such as x=node; got further=a dict"),
     "a graph checked": (lambda graph: check(graph, GUESS), "check takes the drawing first, and then its nodes or graph; it got a DrawnGraph first"),
 }  # fmt: skip
 
