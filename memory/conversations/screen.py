@@ -145,7 +145,7 @@ class Screen:
     secrets: ClassVar[frozenset[str]] = frozenset()
     """The words that are blackened wherever they stand: those of a thread (`of_thread`)."""
     digests: ClassVar[tuple[str, ...]] = ()
-    """12 bits of a digest of each, with the thread's name for a key: that tells little of a word, since one in 4,096 has the same."""
+    """12 bits of a digest of each, with the thread's name in it: that tells little of a word, since one in 4,096 has the same."""
 
     def __new__(cls, *args: Any, **given: Any) -> Self:
         """Check the options' names; raises `UserError` where one is misspelt."""
@@ -174,17 +174,16 @@ class Screen:
         texts = [one if isinstance(one, str) else str(one.text) for one in said]
         calls = [call["args"] for one in said if isinstance(one, AIMessage) for call in one.tool_calls]
         found = self.secrets.union(*map(_told, texts), *(_told_words(one) for args in calls for one in _secret_values(args)))
-        every = {one.casefold() for text in texts for one in _TOKEN.findall(text)} if told else ()
-        found = found.union(one for one in every if _secret_digest(one, thread) in told) if self.redacts else self.secrets
-        made, digests = copy(self), {*told, *(_secret_digest(one, thread) for one in found)}
+        known = frozenset(told)
+        found = found.union(*(_words_told(one, thread, known) for one in texts if told)) if self.redacts else self.secrets
+        made, digests = copy(self), known.union(_secret_digest(one, thread) for one in found)
         for name, value in (("secrets", found), ("digests", tuple(sorted(digests)))):
             object.__setattr__(made, name, value)  # it is no option
         return made
 
     def suspicion(self, *texts: str) -> Suspicion | None:
         """The first instruction-like text of others; None if there is none."""
-        found = map(_suspicion, texts if self.finds_instructions else ())
-        return next((one for one in found if one is not None), None)
+        return next(filter(None, map(_suspicion, texts if self.finds_instructions else ())), None)
 
     def suspicion_in(self, messages: Sequence[BaseMessage]) -> Suspicion | None:
         """The first text of a user in some messages that reads like an instruction to the agent."""
@@ -294,8 +293,14 @@ class Screen:
 
 
 def _secret_digest(word: str, thread: str) -> str:
-    key = blake2b(thread.encode("utf-8", "surrogatepass")).digest()
-    return blake2b(word.encode("utf-8", "surrogatepass"), key=key, digest_size=2).hexdigest()[:3]
+    return blake2b(f"{thread}\0{word}".encode("utf-8", "surrogatepass"), digest_size=2).hexdigest()[:3]
+
+
+@lru_cache(maxsize=8_192)
+def _words_told(text: str, thread: str, told: frozenset[str]) -> frozenset[str]:
+    """The words of a text whose digests are among those that a thread has told."""
+    words = {one.casefold() for one in _TOKEN.findall(text) if len(one) >= LEAST_SECRET_CHARS}
+    return frozenset(one for one in words if _secret_digest(one, thread) in told)
 
 
 def _is_secret(name: str, value: Any) -> bool:
@@ -347,11 +352,8 @@ def _redacted(text: str, pii: bool) -> str:
 
 @lru_cache(maxsize=8_192)
 def _suspicion(text: str) -> Suspicion | None:
-    plain = readable(text)
-    for reason, pattern in _PATTERNS.items():
-        if pattern.search(plain):
-            return Suspicion(reason, blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest())
-    return None
+    plain, digest = readable(text), blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return next((Suspicion(reason, digest) for reason, pattern in _PATTERNS.items() if pattern.search(plain)), None)
 
 
 def _is_card(text: str) -> bool:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 
-from learngraph.memory.conversations import origins
+from learngraph.memory.conversations import origins, screen
 from learngraph.memory.conversations.messages import call_text, last_turn, steps
 from learngraph.memory.conversations.screen import Screen
 from learngraph.memory.errors import UserError
@@ -117,6 +117,16 @@ def test_the_digest_of_a_secret_fits_many_words_and_in_its_thread_alone() -> Non
     assert "8643" in fit
     assert len(fit) < 10
     assert Screen().of_thread(["8643"], "u", digests).redact("8643") == "8643", "another thread"
+
+
+def test_the_words_of_a_thread_are_compared_with_its_secrets_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, talk = list[Any](), [HumanMessage(" ".join(f"word{n}" for n in range(100)))]
+    digests = Screen().of_thread(["PIN: 8643"], "t").digests
+    digest = screen.blake2b
+    monkeypatch.setattr(screen, "blake2b", lambda *given, **more: made.append(given) or digest(*given, **more))
+    found = [Screen().of_thread(talk, "t", digests).secrets for _ in range(2)]
+    assert found[0] == found[1]
+    assert 100 <= len(made) < 200
 
 
 def test_private_data_is_blackened_where_asked_for() -> None:
