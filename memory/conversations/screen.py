@@ -164,21 +164,20 @@ class Screen:
     def redact(self, text: str) -> str:
         """A text with its secrets blackened."""
         text = _redacted(text, self.pii) if self.redacts else text
-        return (
-            _TOKEN.sub(lambda one: "[secret]" if one[0].casefold() in self.secrets else one[0], text) if self.secrets else text
-        )
+        known = self.secrets
+        return _TOKEN.sub(lambda one: "[secret]" if one[0].casefold() in known else one[0], text) if known else text
 
     def of_thread(self, said: Sequence[BaseMessage | str], thread: str = "", told: Collection[str] = ()) -> Self:
         """The screen for what is said in a thread: it knows the words that these messages or texts tell as secrets, and those of them of
         which `told`, that of the thread's recorded turns (`Turn.secrets`), has the digests."""
         texts = [one if isinstance(one, str) else str(one.text) for one in said]
         calls = [call["args"] for one in said if isinstance(one, AIMessage) for call in one.tool_calls]
-        found = self.secrets.union(*map(_told, texts), *(_told_words(one) for args in calls for one in _secret_values(args)))
+        given = (word for args in calls for one in _secret_values(args) for word in _told_words(one))
+        found = self.secrets.union(*map(_told, texts), (one for one in given if not one.isalpha()))
         known = frozenset(told)
         found = found.union(*(_words_told(one, thread, known) for one in texts if told)) if self.redacts else self.secrets
         made, digests = copy(self), known.union(_secret_digest(one, thread) for one in found)
-        for name, value in (("secrets", found), ("digests", tuple(sorted(digests)))):
-            object.__setattr__(made, name, value)  # it is no option
+        vars(made).update(secrets=found, digests=tuple(sorted(digests)))  # they are no options
         return made
 
     def suspicion(self, *texts: str) -> Suspicion | None:
@@ -222,7 +221,7 @@ class Screen:
     ) -> tuple[list[Transition | None], list[str]]:
         """Steps that were recorded elsewhere, as they are remembered here, None for one that is not, and what users and the agent said in them."""
         origins = Origins(lambda text: self.suspicion(text) is not None, self.trusted_tools, listed or {})
-        self = self.of_thread([text for one in done for text in (one.observation_text, one.action)])
+        self = self.of_thread([one for _, read, said in told_steps(done) for one in (*read, said)])
         kept, spoken, observation = list[Transition](), list[str](), ""
         for step, read, said in told_steps(done):
             spoken += [str(message.text) for message in (*read, said) if isinstance(message, HumanMessage | AIMessage)]

@@ -129,6 +129,15 @@ def test_the_words_of_a_thread_are_compared_with_its_secrets_once(monkeypatch: p
     assert 100 <= len(made) < 200
 
 
+def test_a_plain_word_among_the_arguments_of_a_call_is_blackened_there_alone() -> None:
+    given, said = {"pin": "pinned", "password": "required", "pwd": "/home"}, "A pinned one is required at home."
+    talk = [HumanMessage("Do it."), AIMessage(said, tool_calls=[call("set", **given)])]  # type: ignore[list-item]
+    assert Screen().of_thread(talk).redact(said) == said
+    assert said in str(Screen().retell(Screen(redacts=False).steps([*talk, AIMessage(said)], last_turn))[0])
+    dotted = AIMessage("", tool_calls=[call("set", pwd="open.sesame")])  # type: ignore[list-item]
+    assert Screen().of_thread([dotted]).redact("open.sesame") == "[secret]"
+
+
 def test_private_data_is_blackened_where_asked_for() -> None:
     said = "ann@shop.com, 555-123-2002, +49 30 901820, 078-05-1120, DE89 3704 0044 0532 0130 00; order 1017 of 2026-11-24"
     assert Screen(pii=True).redact(said) == f"{'[private], ' * 4}[private]; order 1017 of 2026-11-24"
