@@ -491,7 +491,8 @@ def _stretch(conversation: Conversation, turns: Sequence[tuple[int, Turn]], rati
     if first > 0 or turn.branch_of:
         task = replace(task, instruction=steps[0].observation_text)
     steps[-1] = replace(steps[-1], reward=rating.reward)
-    used = dict.fromkeys(id for _, turn in turns for entry in turn.advice for id in entry.get("recalled", ()))
+    shown = (one for _, turn in turns for one in turn.advice if one.get("added_tokens"))
+    used = dict.fromkeys(id for one in shown for id in one.get("recalled", ()))
     methods = {method for _, turn in turns for method in turn.states}
     states = {one: [state for _, turn in turns for state in _states(turn, one)] for one in sorted(methods)}
     made = Trajectory(f"{conversation.id}/{number}", task, tuple(steps), run=conversation.id, episode=number, used=tuple(used))
