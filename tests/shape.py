@@ -14,22 +14,22 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_153, "tests": 74_338}
+LINES: Mapping[str, int] = {"source": 87_155, "tests": 74_367}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,
-    "graphs/agents": 8_361,
+    "graphs/agents": 8_362,
     "graphs/baselines": 1_667,
     "graphs/cli": 2_990,
     "graphs/experiments": 7_618,
     "graphs/presets": 108,
     "graphs/serving": 2_478,
     "graphs/studio": 2_248,
-    "graphs/wiring": 4_998,
-    "memory": 1_501,
+    "graphs/wiring": 4_993,
+    "memory": 1_503,
     "memory/attempts": 653,
     "memory/claas": 2_815,
-    "memory/conversations": 3_077,
+    "memory/conversations": 3_080,
     "memory/lessons": 1_335,
     "memory/returns": 1_062,
     "memory/search": 1_506,
@@ -38,7 +38,7 @@ ROOMS: Mapping[str, int] = {
     "nodes/act": 1_921,
     "nodes/evaluate": 864,
     "nodes/extract": 2_041,
-    "nodes/learn": 1_558,
+    "nodes/learn": 1_559,
     "nodes/retrieve": 2_193,
     "nodes/synthesize": 1_318,
     "nodes/update": 2_078,

@@ -96,9 +96,10 @@ class RatedActs:
 
 
 def names_a_call(trajectory: Trajectory, text: str) -> bool:
-    """True if a text names a tool that was called in a conversation, or a text among the arguments, perhaps with another ending."""
-    names = ("".join(found) for call in _calls(trajectory) for found in _NAMES.findall(_NUMBERED.sub("", call)))
-    return any(name.strip() and name in _as_words(text) for name in map(_as_words, names))
+    """True if a text names a tool of a conversation, or a text of three characters or more in its calls, perhaps with `s`, `ed` or `ing`."""
+    found = (one for call in _calls(trajectory) for one in _NAMES.findall(_NUMBERED.sub("", call)))
+    names = "|".join(re.escape(_as_words(tool or given)) for tool, given in found if tool or len(_as_words(given)) > 3)
+    return bool(names) and re.search(rf"(?:{names})(?:s|ed|ing)?(?!\S)", _as_words(text)) is not None
 
 
 def _calls(trajectory: Trajectory) -> list[str]:

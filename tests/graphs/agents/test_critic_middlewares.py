@@ -26,6 +26,7 @@ from variants import quick
 from learngraph.graphs.agents.rated_acts import RatedActs, names_a_call
 from learngraph.graphs.agents.reasoning_bank import ReasoningBankMiddleware
 from learngraph.graphs.baselines.reasoning_bank import ReasoningBank
+from learngraph.memory.conversations.turns import Conversation, Rating, Turn, rated_trajectories
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Task, Trajectory, Transition
 from learngraph.tools.models.random_tools import HeedfulToolModel, RandomToolModel
@@ -514,11 +515,20 @@ def test_what_speaks_against_a_lesson_is_counted_twice_at_most_for_each_user() -
     assert not acts.is_overruled("eve0", everyone), "one user alone takes no lesson's place"
 
 
+@pytest.mark.parametrize("tokens", [0, 7])
+def test_a_lesson_that_was_recalled_and_not_shown_is_not_used(tokens: int) -> None:
+    step, entry = Transition("late", "resolve()", "ok", None), {"recalled": ["t0/0"], "added_tokens": tokens}
+    talk = Conversation("t", Task("x", "x"), (Turn("m", (step,), advice=(entry,)),))
+    assert rated_trajectories(talk, [Rating("m", 1.0)])[0].used == (("t0/0",) if tokens else ())
+
+
 def test_a_lesson_is_on_a_call_if_it_names_the_tool_or_a_text_among_its_arguments() -> None:
     steps = [("resolve(how='refund', order='A7')", ""), ("reply: It is done.", "")]
     made = Trajectory("t", Task("x", "x"), tuple(Transition("late", action, read, None) for action, read in steps))
-    texts = ["Refunding was right.", "resolve it", "Cite the page.", "Say that it is done.", "A7"]
-    assert [names_a_call(made, text) for text in texts] == [True, True, False, False, False]
+    texts = ["Refunding was right.", "resolve it", "Cite the page.", "Say that it is done.", "A7", "Resolver and refunder"]
+    assert [names_a_call(made, text) for text in texts] == [True, True, False, False, False, False]
+    short = Trajectory("t", Task("x", "x"), (Transition("late", "search(q='a', language='in')", "", None),))
+    assert not names_a_call(short, "Answer politely, and include a page in it")
 
 
 def test_an_attempt_is_outdated_once_the_last_ratings_of_its_act_by_different_users_are_against_it() -> None:
