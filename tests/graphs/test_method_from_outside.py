@@ -182,7 +182,7 @@ def test_a_name_is_a_method_and_a_preset(name: str, parts: tuple[str, str]) -> N
         ("jitrrl", "no method is called 'jitrrl'; did you mean jitrl.$"),
         ("jitrrl:paper", "asks for the method paper of the module jitrrl, which cannot be imported .*jitrl"),
         ("rest_method:NONE", "rest_method has nothing of that name; it has rest_method:METHOD"),
-        ("rest_method:ReST", "rest_method has a type of that name; it has rest_method:METHOD"),
+        ("rest_method:ReST", "rest_method has the class ReST of that name; it has rest_method:METHOD"),
         ("keyword:iskeyword", r"keyword has a .* of that name; write iskeyword = Method\(summary, settings, build\) there"),
         ("a b:c", "no method is called 'a b:c'"),
         ("./my_app.py", "no method is called './my_app.py'; of a file say also the name in it, such as ./my_app.py:graph$"),

@@ -462,7 +462,7 @@ def test_release_gives_back_and_draws_anew(tmp_path: Path) -> None:
             ids.append(batch.id)
             replay.release(batch.id, "all alike", count)
             replay.release(batch.id, "all alike", count)
-            with pytest.raises(UserError, match="released: all alike"):
+            with pytest.raises(UserError, match="does not count: all alike"):
                 replay.commit(batch.id, "v1", {})
         assert ids == ["acme/default/1", "acme/default/1.1", "acme/default/1.2"]
         assert replay.counts() == {"consumed": 4}
@@ -516,7 +516,7 @@ def test_setting_the_head_withdraws_what_is_being_learned(tmp_path: Path) -> Non
         replay.set_head("acme", "default", "v1")  # where it is: nothing happens
         assert leased_batches(replay) == [batch.id]
         replay.set_head("acme", "default", "")
-        with pytest.raises(UserError, match="withdrawn: learning goes on from the base model"):
+        with pytest.raises(UserError, match="does not count: learning goes on from the base model"):
             replay.commit(batch.id, "v2", {})
         assert (replay.head("acme", "default"), replay.step("acme", "default")) == ("", 1)
         again = leased(replay, 4)
@@ -670,7 +670,7 @@ def test_deleting_a_leased_record_withdraws_its_minibatch(tmp_path: Path) -> Non
         fill(replay, 9)
         batch = leased(replay, 4)
         assert replay.delete("acme", batch.exchanges[1].id) == ()
-        with pytest.raises(UserError, match="withdrawn: a record of it was deleted"):
+        with pytest.raises(UserError, match="does not count: a record of it was deleted"):
             replay.commit(batch.id, "v1", {})
         assert replay.counts() == {"ready": 8}
         again = leased(replay, 4)
