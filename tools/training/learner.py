@@ -408,17 +408,16 @@ class LoRATrainer:
 
     def _rewrite(self, samples: Sequence[TrainingSample], state: VersionState, batch: Minibatch) -> list[TrainingSample]:
         """The samples, in the place of those with words the replies that the words ask for, to be imitated. Words that change nothing of a
-        reply teach nothing. Where the teacher only guesses what they ask for, a blamed reply is drawn towards the teacher, and others teach
-        nothing: the words may be praise, and the teacher lacks what was learned."""
+        reply teach nothing; where the teacher only guesses what they ask for, the reply as it was is drawn towards the teacher."""
         worded = [one for one in samples if one.hindsight is not None]
         blamed = frozenset(one.id for one in batch.exchanges if one.feedback and (one.feedback.reward or 0) < 0)
         written = iter(self._written_anew(worded, state, blamed) if worded else ())
         found = []
         for sample in samples:
             new = next(written) if sample.hindsight is not None else None
-            if new is None or not new.is_over or (new.sureness < SURE and sample.id in blamed):
+            if new is None or not new.is_over or new.sureness < SURE:
                 found.append(sample)
-            elif new.has_changed and new.sureness >= SURE:
+            elif new.has_changed:
                 example = Example(sample.example.prompt, tuple(new.written))
                 found.append(
                     TrainingSample(example, advantage=torch.ones(len(new.written)), id=sample.id, family=sample.family)
@@ -565,10 +564,8 @@ def _nothing_new(learned: int, unchanged: int) -> Update:
     """The update of a step without anything new: so many replies to imitate are learned, so many are what the words ask for already."""
     why, help = [], []
     if unchanged:
-        why.append(
-            f"words without effect: {unchanged}, since the model that reads them would say the same again, or only guesses"
-        )
-        help.append("other words, a thumb down with them, or a correction, which is the reply as it should have been")
+        why.append(f"words without effect: {unchanged}, since the model that reads them would say the same reply again")
+        help.append("other words, or a correction, which is the reply as it should have been")
     if learned:
         why.append(
             f"{LEARNED_ALREADY}: {learned} of the replies that should have been, each token at a probability of {LEARNED:g} at least"
