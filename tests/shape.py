@@ -14,22 +14,22 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_155, "tests": 74_367}
+LINES: Mapping[str, int] = {"source": 87_367, "tests": 74_363}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,
-    "graphs/agents": 8_362,
-    "graphs/baselines": 1_667,
+    "graphs/agents": 8_447,
+    "graphs/baselines": 1_669,
     "graphs/cli": 2_990,
     "graphs/experiments": 7_618,
     "graphs/presets": 108,
     "graphs/serving": 2_478,
-    "graphs/studio": 2_248,
-    "graphs/wiring": 4_993,
+    "graphs/studio": 2_249,
+    "graphs/wiring": 5_018,
     "memory": 1_503,
     "memory/attempts": 653,
     "memory/claas": 2_815,
-    "memory/conversations": 3_080,
+    "memory/conversations": 3_179,
     "memory/lessons": 1_335,
     "memory/returns": 1_062,
     "memory/search": 1_506,
@@ -48,14 +48,14 @@ ROOMS: Mapping[str, int] = {
     "tools/models": 928,
     "tools/notebook": 1_715,
     "tools/pocket": 320,
-    "tools/serving": 3_347,
+    "tools/serving": 3_350,
     "tools/traces": 740,
-    "tools/training": 3_764,
+    "tools/training": 3_761,
 }
 """Most lines of each room; the files at the top of a folder are a room, too."""
 ARROWS_UP = 2
 """Most imports that run back up among the rooms of the four folders: those that would have to go for the rooms to lie on floors."""
-PUBLIC_NAMES = 1_270
+PUBLIC_NAMES = 1_272
 """Most names that files show to others: those in `__all__`, or without that list, all that do not begin with `_`."""
 FILE, GRAPH_FILE, FUNCTION = 700, 400, 60
 """Most lines of a file, of a file in graphs/, and of a function."""
