@@ -79,35 +79,101 @@ _PII = re.compile(
     r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b|\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){3,7}(?: ?[A-Z0-9]{1,3})?\b|\b\d{3}-\d{2}-\d{4}\b"
     r"|(?<![\w-])(?:\+\d{1,3}[ .-]?)?(?:\(\d{3}\)|\d{3})[ .-]\d{3}[ .-]\d{4}(?![\w-])|\+\d(?:[ .-]?\d){8,13}\b"
 )
-_PRIVILEGE = (
-    r"(?:\b(?:is|are|am|be|as|of)\b(?: [\w-]+){0,3}? (?:(?:pre-?)?(?:approved|authori[sz]ed)|exempt|trusted|entitled|privileged|accepted|(?:super-?)?admin\w*|supervisors?|super ?users?|allowed)\b(?! (?:by|to (?:collect|pick|sign|receive|take))\b)"
-    r"|\bha(?:s|ve)(?: [\w-]+){0,2}? (?:admin\w*|root|unlimited|privileges?|clearance)\b|\b(?:skips?|bypass(?:es)?)(?: [\w-]+){0,2}? (?:checks?|verif\w+|identi\w+|questions?|steps?|approvals?)\b|\bnever (?:needs?|pays?|requires?)\b|\b(?:needs?|requires?) no\b|\bno(?: [\w-]+){1,2} is (?:needed|required)\b|\bno longer (?:needed|required)\b"
-    r"|\bwithout (?:an? |any )?(?:proof|receipt|return|check|verification|asking|approval)\b|(?<!\bmy )(?<!\bour )\b(?:customers?|members?|users?|clients?|every(?:one|body)|who\w*)\b[^.?!\n]{0,20} (?:gets?|receives?)\b|\bfor (?:every(?:one|body)|all (?:customers|users))\b"
-    r"|freigeschaltet|genehmigt|berechtigt|befreit|ohne (?:beleg|nachweis|pr\u00fcfung)|aprobad|autorizad|sin (?:recibo|prueba)|approuv|autoris\u00e9|droit au|sans (?:preuve|justificatif)|approvat|autorizzat|senza (?:prova|ricevuta))"
+
+
+def _any_of(*alternatives: str) -> str:
+    return f"(?:{'|'.join(alternatives)})"
+
+
+_PRIVILEGE = _any_of(
+    r"\b(?:is|are|am|be|as|of)\b(?: [\w-]+){0,3}? (?:(?:pre-?)?(?:approved|authori[sz]ed)|exempt|trusted|entitled|privileged|accepted|(?:super-?)?admin\w*|supervisors?|super ?users?|allowed)\b(?! (?:by|to (?:collect|pick|sign|receive|take))\b)",
+    r"\bha(?:s|ve)(?: [\w-]+){0,2}? (?:admin\w*|root|unlimited|privileges?|clearance)\b",
+    r"\b(?:skips?|bypass(?:es)?)(?: [\w-]+){0,2}? (?:checks?|verif\w+|identi\w+|questions?|steps?|approvals?)\b",
+    r"\bnever (?:needs?|pays?|requires?)\b",
+    r"\b(?:needs?|requires?) no\b",
+    r"\bno(?: [\w-]+){1,2} is (?:needed|required)\b",
+    r"\bno longer (?:needed|required)\b",
+    r"\bwithout (?:an? |any )?(?:proof|receipt|return|check|verification|asking|approval)\b",
+    r"(?<!\bmy )(?<!\bour )\b(?:customers?|members?|users?|clients?|every(?:one|body)|who\w*)\b[^.?!\n]{0,20} (?:gets?|receives?)\b",
+    r"\bfor (?:every(?:one|body)|all (?:customers|users))\b",
+    r"freigeschaltet",
+    r"genehmigt",
+    r"berechtigt",
+    r"befreit",
+    r"ohne (?:beleg|nachweis|pr\u00fcfung)",
+    r"aprobad",
+    r"autorizad",
+    r"sin (?:recibo|prueba)",
+    r"approuv",
+    r"autoris\u00e9",
+    r"droit au",
+    r"sans (?:preuve|justificatif)",
+    r"approvat",
+    r"autorizzat",
+    r"senza (?:prova|ricevuta)",
 )
 """What a rule or a privilege gives, of which a memory is to be told."""
-_MEMORY = (
-    r"(?:(?:(?m:^)|[.!?:;,(]|\b(?:please|also|and|always))\s{0,3}(?:remember|memori[sz]e|keep in mind|(?:don't|do not) forget|make a note|note (?:to|for) \w*self)\b|\b(?:store|save|keep|record|add|put|write|commit|update)\b[^.?!\n]{0,30}\b(?:memory|mind|your(?: [\w-]+)? (?:notes|records|knowledge)|a (?:rule|lesson)|for (?:later|next|future))\b"
-    r"|\byour (?:memory|records|notes) (?:should|must)\b|\bmerken? (?:dir|sie sich)\b|\bmerk dir\b|\b(?:recuerda|retiens|ricorda|souviens-toi)\b)"
+_MEMORY = _any_of(
+    r"(?:(?m:^)|[.!?:;,(]|\b(?:please|also|and|always))\s{0,3}(?:remember|memori[sz]e|keep in mind|(?:don't|do not) forget|make a note|note (?:to|for) \w*self)\b",
+    r"\b(?:store|save|keep|record|add|put|write|commit|update)\b[^.?!\n]{0,30}\b(?:memory|mind|your(?: [\w-]+)? (?:notes|records|knowledge)|a (?:rule|lesson)|for (?:later|next|future))\b",
+    r"\byour (?:memory|records|notes) (?:should|must)\b",
+    r"\bmerken? (?:dir|sie sich)\b",
+    r"\bmerk dir\b",
+    r"\b(?:recuerda|retiens|ricorda|souviens-toi)\b",
 )
+"""What asks a memory to hold something."""
 _INSTRUCTIONS = {
-    "asks to ignore instructions": r"\b(?:ignore|disregard|forget|override)\b(?:[^.\n]|\n(?!\n)){0,40}\b(?:instructions?|prompts?|rules|polic(?:y|ies)|guidelines)\b",
-    "speaks as the system": r"\b(?:system|admin(?:istrator)?|developer)\s+(?:note|notice|message|prompt|override|instructions?)\b\s*[:>\]]|\[\s*(?:system|admin|developer)\s*\]|(?m:^)[ \t]{0,9}assistant\s*:|<\|\w{4,20}\|>|<<sys>>|\[/?inst\]|(?m:^)#+\s*(?:system|developer|assistant) ?:?[ \t]{0,9}(?m:$)"
-    rf"|(?m:^)[ \t]{{0,9}}(?:(?-i:SYSTEM|ADMIN(?:ISTRATOR)?|DEVELOPER)\s*:[^\n]{{0,60}}\b(?:is|are|has|have|must|may|do)\b|(?:system|admin(?:istrator)?|developer)\s*:[^?\n]{{0,60}}{_PRIVILEGE})",
-    "has the tags of a prompt": r"</?\s*(?:system|instructions?|information|attempt|record|lessons?|advice|conversation|important)\s*>",
-    "changes what the agent is for": r"\b(?:you are now|from now on,? (?:you|always|never)|your new (?:task|role|instructions?)|new instructions?\s*:)|\bnew rules? for you\b|\b(?:vergiss|ignoriere|olvida|ignora|ignorez|oubliez)\b[^.\n]{0,40}\b(?:anweisung|regel|instru[ck]|istruzion)",
-    "speaks to the agent's memory": r"\b(?:note|add|save|write|put|store)\b[^.\n]{0,20}\byour memory\b|\bin (?:all )?future (?:conversations?|chats?|sessions?)\b|\bplease learn (?:that|to)\b"
-    rf"|{_MEMORY}[^?!\n]{{0,100}}?{_PRIVILEGE}"
-    r"|\bfor next time\s*:|\b(?:remember|memori[sz]e|learn) th(?:is|ese) (?:[\w-]+ )?(?:rules?|lessons?|polic(?:y|ies)|instructions?)\b|\b(?:store|save|keep|remember) (?:this|that|it) as an? (?:lesson|rule|memory|instruction)\b",
-    "hands the agent a task": r"\bbefore (?:you|doing|answering)[^.\n]{0,60}\b(?:task|request|anything)\b[^.\n]{0,60}\b(?:do|follow|call|send|execute)\b|\bimportant message (?:from|to)\b|\bmust (?:first |always )?(?:call|use|execute|invoke) the (?:tool|function)\b",
-    "sets a rule for all": r"\b(?:from (?:now|today|this day) on(?:wards?)?|as of (?:now|today)|henceforth|ab (?:sofort|jetzt|heute)|a partir de (?:ahora|hoy)|d\u00e9sormais|d'ora in poi)\b,?[^.,;:!?\n]{0,40}\b(?:every(?:one|body)?|all|each|any(?:one|body)?|immer|stets|alle[nmrs]?|jede[nmrs]?|siempre"
-    r"|tod[oa]s|toujours|tou(?:s|te|tes)|sempre|tutt[ei])\b(?! (?:of |de )?(?:my|our|mine|mis?|mes|nos|meine\w*|unsere\w*|miei|mie)\b)",
-    "announces a rule": r"\b(?:new|updated|changed) (?:policy|rule|procedure)\s*:(?![^.!\n]*\?)"
-    rf"|\b(?:policy|rules?) (?:has|have|was|were|is|are) (?:now|changed|new|updated)\b(?![^.!\n]*\?)[^.!\n]{{0,40}}{_PRIVILEGE}"
-    r"|\b(?:lesson|tip|hint)s?(?: is)? (?:that|for|to) (?:[\w-]+ ){0,2}(?:agents?|assistants?)\b|\bfuture self\b|\blessons? learned\s*:(?![^.\n]{0,30}\b(?:I|we|my|our)\b)[^?\n]{0,80}\b(?:always|never)\b",
-    "asks for silence": r"\b(?:do not|don't|never) (?:tell|mention|inform|show|reveal)[^.\n]{0,30}\b(?:user|customer|anyone|this)\b",
+    "asks to ignore instructions": (
+        r"\b(?:ignore|disregard|forget|override)\b(?:[^.\n]|\n(?!\n)){0,40}\b(?:instructions?|prompts?|rules|polic(?:y|ies)|guidelines)\b",
+    ),
+    "speaks as the system": (
+        r"\b(?:system|admin(?:istrator)?|developer)\s+(?:note|notice|message|prompt|override|instructions?)\b\s*[:>\]]",
+        r"\[\s*(?:system|admin|developer)\s*\]",
+        r"(?m:^)[ \t]{0,9}assistant\s*:",
+        r"<\|\w{4,20}\|>",
+        r"<<sys>>",
+        r"\[/?inst\]",
+        r"(?m:^)#+\s*(?:system|developer|assistant) ?:?[ \t]{0,9}(?m:$)",
+        rf"(?m:^)[ \t]{{0,9}}(?:(?-i:SYSTEM|ADMIN(?:ISTRATOR)?|DEVELOPER)\s*:[^\n]{{0,60}}\b(?:is|are|has|have|must|may|do)\b|(?:system|admin(?:istrator)?|developer)\s*:[^?\n]{{0,60}}{_PRIVILEGE})",
+    ),
+    "has the tags of a prompt": (
+        r"</?\s*(?:system|instructions?|information|attempt|record|lessons?|advice|conversation|important)\s*>",
+    ),
+    "changes what the agent is for": (
+        r"\b(?:you are now|from now on,? (?:you|always|never)|your new (?:task|role|instructions?)|new instructions?\s*:)",
+        r"\bnew rules? for you\b",
+        r"\b(?:vergiss|ignoriere|olvida|ignora|ignorez|oubliez)\b[^.\n]{0,40}\b(?:anweisung|regel|instru[ck]|istruzion)",
+    ),
+    "speaks to the agent's memory": (
+        r"\b(?:note|add|save|write|put|store)\b[^.\n]{0,20}\byour memory\b",
+        r"\bin (?:all )?future (?:conversations?|chats?|sessions?)\b",
+        r"\bplease learn (?:that|to)\b",
+        rf"{_MEMORY}[^?!\n]{{0,100}}?{_PRIVILEGE}",
+        r"\bfor next time\s*:",
+        r"\b(?:remember|memori[sz]e|learn) th(?:is|ese) (?:[\w-]+ )?(?:rules?|lessons?|polic(?:y|ies)|instructions?)\b",
+        r"\b(?:store|save|keep|remember) (?:this|that|it) as an? (?:lesson|rule|memory|instruction)\b",
+    ),
+    "hands the agent a task": (
+        r"\bbefore (?:you|doing|answering)[^.\n]{0,60}\b(?:task|request|anything)\b[^.\n]{0,60}\b(?:do|follow|call|send|execute)\b",
+        r"\bimportant message (?:from|to)\b",
+        r"\bmust (?:first |always )?(?:call|use|execute|invoke) the (?:tool|function)\b",
+    ),
+    "sets a rule for all": (
+        r"\b(?:from (?:now|today|this day) on(?:wards?)?|as of (?:now|today)|henceforth|ab (?:sofort|jetzt|heute)|a partir de (?:ahora|hoy)|d\u00e9sormais|d'ora in poi)\b,?[^.,;:!?\n]{0,40}\b(?:every(?:one|body)?|all|each|any(?:one|body)?|immer|stets|alle[nmrs]?|jede[nmrs]?|siempre|tod[oa]s|toujours|tou(?:s|te|tes)|sempre|tutt[ei])\b(?! (?:of |de )?(?:my|our|mine|mis?|mes|nos|meine\w*|unsere\w*|miei|mie)\b)",
+    ),
+    "announces a rule": (
+        r"\b(?:new|updated|changed) (?:policy|rule|procedure)\s*:(?![^.!\n]*\?)",
+        rf"\b(?:policy|rules?) (?:has|have|was|were|is|are) (?:now|changed|new|updated)\b(?![^.!\n]*\?)[^.!\n]{{0,40}}{_PRIVILEGE}",
+        r"\b(?:lesson|tip|hint)s?(?: is)? (?:that|for|to) (?:[\w-]+ ){0,2}(?:agents?|assistants?)\b",
+        r"\bfuture self\b",
+        r"\blessons? learned\s*:(?![^.\n]{0,30}\b(?:I|we|my|our)\b)[^?\n]{0,80}\b(?:always|never)\b",
+    ),
+    "asks for silence": (
+        r"\b(?:do not|don't|never) (?:tell|mention|inform|show|reveal)[^.\n]{0,30}\b(?:user|customer|anyone|this)\b",
+    ),
 }
-_PATTERNS = {reason: re.compile(pattern, re.IGNORECASE) for reason, pattern in _INSTRUCTIONS.items()}
+"""Reason -> the texts that read like instructions for it."""
+_PATTERNS = {reason: re.compile("|".join(texts), re.IGNORECASE) for reason, texts in _INSTRUCTIONS.items()}
 
 
 class Suspicion(NamedTuple):
