@@ -14,7 +14,7 @@ from ...nodes.state import AttemptState, LibraryChannels
 from ..wiring.episode import episode_graph
 from ..wiring.flow import Graph, Node
 from ..wiring.inputs import NOT_GIVEN, THINK_THEN_ACT, MethodInputs, given_settings
-from ..wiring.learning_run import RolloutGraphs
+from ..wiring.learning_run import ComparisonSettings, RolloutGraphs
 from .react import FLOW
 
 __all__ = ["agent_settings", "build", "fill_in", "library_part"]
@@ -73,13 +73,15 @@ def library_part(inputs: MethodInputs, versions: LibraryVersions, lessons_per_pr
     )
 
 
-def agent_settings(settings: Any, temperature: float | None) -> LessonReAct:
+def agent_settings(settings: ComparisonSettings, temperature: float | None) -> LessonReAct:
     """The settings of a rollout of Training-Free GRPO. Without ground truth it is not shown rewards."""
     drawn_at = 1.0 if temperature is None else temperature
     return LessonReAct(settings.rollouts.lessons_per_prompt, drawn_at, show_rewards=settings.truth == "given")
 
 
-def fill_in(graphs: RolloutGraphs, inputs: MethodInputs, settings: Any, versions: LibraryVersions) -> RolloutGraphs:
+def fill_in(
+    graphs: RolloutGraphs, inputs: MethodInputs, settings: ComparisonSettings, versions: LibraryVersions
+) -> RolloutGraphs:
     """The graphs that play rollouts: as given, and where none is given ReAct with lessons."""
 
     def default(temperature: float | None) -> Graph:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, cast
 
 from langchain_core.runnables import Runnable
 from langgraph.graph.state import CompiledStateGraph
@@ -12,16 +12,19 @@ from ...memory.records import Task
 from ...memory.storage.cache import Cache
 from ...memory.storage.rows import Rows
 from ...nodes.cached_model import CachedChatModel, ConcurrencyLimit, SpendingLimit, model_name
-from ...nodes.extract.critic import Critic, critic_prompts
+from ...nodes.extract.critic import Critic, LessonSettings, critic_prompts
+from ...nodes.extract.groups import Truth
 from ...nodes.extract.leaks import bare_answers
-from ...nodes.extract.rollouts import RolloutPlayer
+from ...nodes.extract.rollouts import RolloutPlayer, RolloutSettings
 from ...nodes.lesson_prompts import SameLessonsShown
 from ...nodes.retrieve.attempts import Layout
 from ...nodes.update.accept_test import (
     Accept,
+    AcceptSettings,
     CachedProbes,
     NewLeaks,
     PlayProbe,
+    Rule,
     fan_out_probes,
     split_held_out,
 )
@@ -33,6 +36,7 @@ from .supersteps import UncheckpointedGraph
 
 __all__ = [
     "AcceptTest",
+    "ComparisonSettings",
     "CriticModel",
     "RolloutGraphs",
     "RunResources",
@@ -44,6 +48,27 @@ __all__ = [
 
 StageModel = Callable[[str], Runnable[Any, Any]]
 """A stage's name -> the model that is asked in it."""
+
+
+class ComparisonSettings(Protocol):
+    """The settings of `graphs.training_free_grpo.TrainingFreeGRPO` that the nodes of a run are made of."""
+
+    @property
+    def temperature(self) -> float | None: ...
+    @property
+    def truth(self) -> Truth: ...
+    @property
+    def author(self) -> str: ...
+    @property
+    def wording(self) -> str: ...
+    @property
+    def acceptance(self) -> Rule: ...
+    @property
+    def rollouts(self) -> RolloutSettings: ...
+    @property
+    def lessons(self) -> LessonSettings: ...
+    @property
+    def trial(self) -> AcceptSettings: ...
 
 
 @dataclass(frozen=True)
@@ -115,7 +140,7 @@ class CriticModel:
 
 def rollout_player(
     inputs: MethodInputs,
-    settings: Any,
+    settings: ComparisonSettings,
     graph: Runnable[Any, Any],
     resources: RunResources,
     *,
@@ -127,7 +152,7 @@ def rollout_player(
 
     Args:
         inputs: the environment, the journal, and the model that plays.
-        settings: those of Training-Free GRPO; without ground truth (`truth`), transcripts hold no rewards.
+        settings: `lessons_per_prompt`, `timeout` and `truth` are used: without ground truth, transcripts hold no rewards.
         graph: plays a rollout (see `RolloutGraphs`); as a plain loop, where that is possible.
         resources: the versions of the library, the cache, and the limits.
         stage: the name under which its tokens are counted in the cache: `rollout`, `trial`, `test`.
@@ -162,7 +187,7 @@ def rollout_player(
 
 
 def make_players(
-    inputs: MethodInputs, settings: Any, resources: RunResources, rollouts: RolloutGraphs
+    inputs: MethodInputs, settings: ComparisonSettings, resources: RunResources, rollouts: RolloutGraphs
 ) -> tuple[RolloutPlayer, RolloutPlayer]:
     """The player of rollouts that are learned from, and the player of the accept test; both graphs are given."""
 
@@ -174,7 +199,7 @@ def make_players(
 
 
 def make_critic(
-    inputs: MethodInputs, settings: Any, resources: RunResources, critic: CriticModel, tasks: Sequence[Task]
+    inputs: MethodInputs, settings: ComparisonSettings, resources: RunResources, critic: CriticModel, tasks: Sequence[Task]
 ) -> Critic:
     """The settings and functions of the nodes that compare and edit.
 
@@ -210,7 +235,7 @@ class AcceptTest:
 
     def __init__(
         self,
-        settings: Any,
+        settings: ComparisonSettings,
         resources: RunResources,
         player: RolloutPlayer,
         leak_reason: Callable[..., str],
