@@ -111,7 +111,7 @@ class ChatApi:
     server_metrics: ServerMetrics
     max_body_bytes: int
     creation_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    bodies: TenantQueues = field(default_factory=partial(TenantQueues, 1))
+    bodies: TenantQueues = field(default_factory=partial(TenantQueues, 1, rest=REST))
     starts: TenantQueues = field(default_factory=partial(TenantQueues, MAX_STARTS, START_SECONDS))
 
     async def read(self, request: Request, parse: Callable[[Any], T]) -> T:
@@ -123,11 +123,7 @@ class ChatApi:
         """
         found = await read_body(request, self.max_body_bytes, BODY_SECONDS)
         async with self.bodies.turn(request.state.tenant.name):
-            began = time.monotonic()
-            try:
-                return parse(parse_json(found) if found else {})
-            finally:
-                await asyncio.sleep(REST * (time.monotonic() - began))
+            return parse(parse_json(found) if found else {})
 
     # Chat
 

@@ -43,10 +43,11 @@ class TenantQueues:
     Args:
         most: requests of one tenant at the same time.
         seconds: longest time that one counts: a network that reads long prompts has many of them at once.
+        rest: time in which the tenant's next one waits behind it, in multiples of the time that it took.
     """
 
-    def __init__(self, most: int = MAX_STARTS, seconds: float = 60.0) -> None:
-        self._most, self._seconds = most, seconds
+    def __init__(self, most: int = MAX_STARTS, seconds: float = 60.0, rest: float = 0.0) -> None:
+        self._most, self._seconds, self._rest = most, seconds, rest
         self._queues = WeakValueDictionary[str, asyncio.Semaphore]()  # of tenants that have requests
 
     @asynccontextmanager
@@ -54,10 +55,16 @@ class TenantQueues:
         """Wait for this request's turn, which is the `with` block; after `seconds` the next one has its turn anyway."""
         semaphore = self._queues.setdefault(tenant, asyncio.Semaphore(self._most))
         await semaphore.acquire()
+        loop = asyncio.get_running_loop()
         with ExitStack() as place:
             place.callback(semaphore.release)
-            place.callback(asyncio.get_running_loop().call_later(self._seconds, place.close).cancel)
-            yield
+            place.callback(loop.call_later(self._seconds, place.close).cancel)
+            began = loop.time()
+            try:
+                yield
+            finally:
+                if self._rest:
+                    loop.call_later(self._rest * (loop.time() - began), place.pop_all().close)
 
 
 class ConcurrentReplies:

@@ -89,9 +89,8 @@ async def test_a_network_that_takes_long_to_begin_gets_many_replies_at_once() ->
     assert not queues._queues
 
 
-async def test_of_bodies_that_one_tenant_sends_at_once_another_tenant_waits_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoints, "REST", 1e12)
-    api, parsed = endpoints.ChatApi(None, None, None, 100), list[str]()  # type: ignore[arg-type]
+async def test_of_bodies_that_one_tenant_sends_at_once_another_tenant_waits_for_one() -> None:
+    api, parsed = endpoints.ChatApi(None, None, None, 100, bodies=TenantQueues(1, rest=1e12)), list[str]()  # type: ignore[arg-type]
 
     def request(tenant: str) -> Any:
         async def stream() -> AsyncIterator[bytes]:
@@ -107,6 +106,7 @@ async def test_of_bodies_that_one_tenant_sends_at_once_another_tenant_waits_for_
     tasks = [asyncio.create_task(api.read(request(name), lambda _, name=name: refuse(name))) for name in [*crowd, "beta"]]
     await until(lambda: "beta" in parsed)
     assert parsed == ["acme", "beta"]
+    assert sum(task.done() for task in tasks) == 2, "who has had his turn does not wait for the rest behind it"
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
