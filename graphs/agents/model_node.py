@@ -218,14 +218,15 @@ class KeptThreads:
     def __init__(self, agent: str, names: Sequence[str]) -> None:
         self._agent, self._names = agent, names
         self._threads = OrderedDict[tuple[str, ...], dict[str, Any]]()
+        self._newest = dict[str, tuple[str, ...]]()
+        """Id of a thread -> the key of its last run."""
 
     def added_to(self, state: Any, values: Mapping[str, Any] | None = None) -> Any:
         """The state with its thread's channels, as far as the agent's node has made them; of the last run of its id where the values of the
         scope are not known yet."""
         state = _turn_of_branch(state) if _branch() else state
-        keys = reversed([*self._threads])  # a copy: threads run at once
-        last = (key for key in keys if key[0] == _thread(state))
-        known = self._threads.get(next(last, ()) if values is None else self._key(state, values), {})
+        key = self._newest.get(_thread(state), ()) if values is None else self._key(state, values)
+        known = self._threads.get(key, {})
         # Without a checkpointer, runs of one id need not be of one thread.
         kept = known.get("scope_values", {}) if get_config().get("configurable", {}).get(CHECKPOINTER) else {}
         values = {"scope_values": {**kept, **(state.get("scope_values") or {})}}
@@ -239,8 +240,11 @@ class KeptThreads:
         key = self._key(state, merged.get("scope_values", {}))
         self._threads[key] = known | merged
         self._threads.move_to_end(key)
+        self._newest[key[0]] = key
         while len(self._threads) > MOST_THREADS:
-            self._threads.popitem(last=False)
+            oldest, _ = self._threads.popitem(last=False)
+            if self._newest.get(oldest[0]) == oldest:
+                self._newest.pop(oldest[0], None)  # threads run at once
 
     def _key(self, state: Any, values: Mapping[str, Any]) -> tuple[str, ...]:
         return _thread(state), *(repr(values.get(name)) for name in self._names)

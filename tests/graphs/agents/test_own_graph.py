@@ -452,6 +452,7 @@ def test_a_reviewer_who_resumes_a_graph_of_ones_own_goes_on_for_its_user_and_ano
 def test_threads_that_run_meanwhile_disturb_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = model_node.KeptThreads("agent", [])
     kept._threads |= {("t1",): {"learning": ["said"]}, ("t2",): {}}
+    kept._newest |= {"t1": ("t1",)}
 
     def meanwhile(state: Any) -> str:  # another thread begins while this one is looked for
         kept._threads[f"beside {len(kept._threads)}",] = {}
