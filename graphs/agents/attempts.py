@@ -60,8 +60,14 @@ class ConversationAttempts:
     def buffer(
         self, task: str, without_thread: str, hidden: Collection[str] = (), only: Collection[str] | None = None
     ) -> tuple[Buffer, int]:
-        """Attempts at a task, the newest or `only` these, without hidden ones and a thread whose messages stand in the prompt; and the number of
-        the next one."""
+        """Attempts at a task, and the number of the next one.
+
+        Args:
+            task: the task's id.
+            without_thread: id of a thread whose conversation is left out: its messages stand in the prompt as they are.
+            hidden: ids of attempts that are left out.
+            only: ids of those that are wanted; None: the newest.
+        """
         known = self._tasks.get(task, {})
         newest, found = self._newest(known, MAX_ATTEMPTS), Buffer()
         for one in newest if only is None else sorted((known[id] for id in only), key=lambda one: one.episode):

@@ -88,7 +88,13 @@ class ChatInputs(MethodInputs):
 
 
 def episode_channels(messages: Sequence[AnyMessage], place: Place, state_key: StateKey) -> dict[str, Any]:
-    """The channels of an episode at a model call."""
+    """The channels of an episode at a model call.
+
+    Args:
+        messages: all that the agent has read and said, without the system message.
+        place: the place of the call.
+        state_key: the text by which states are compared.
+    """
     done = steps(messages, state_key)
     start = next((n for n in range(len(messages), 0, -1) if isinstance(messages[n - 1], AIMessage)), 0)
     refused = any(isinstance(m, ToolMessage) and m.status == "error" for m in messages[start:])

@@ -234,7 +234,12 @@ class SentPrompts:
         self._lock = threading.Lock()
 
     def add(self, parts: Sequence[str], whose: Hashable = None) -> tuple[int, int]:
-        """Take note of a prompt; returns the characters of its longest beginning that was sent before, and all of its characters."""
+        """Take note of a prompt; returns the characters of its longest beginning that was sent before, and all of its characters.
+
+        Args:
+            parts: the texts of its messages: a beginning ends with one of them.
+            whose: only prompts of the same are compared, such as of one thread.
+        """
         digest, size, cached = hash(whose), 0, 0
         with self._lock:
             if len(self._beginnings) > MOST_BEGINNINGS:

@@ -300,7 +300,15 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         forms: Mapping[str, DecisionForm],
         memory: DecisionMemory,
     ) -> dict[str, Any]:
-        """The channels of JitRL's graph after `choose`, with the forms of all decisions that could be taken here."""
+        """The channels of JitRL's graph after `choose`, with the forms of all decisions that could be taken here.
+
+        Args:
+            state: what was recalled, the model's first decision, and how often it may still be changed in this turn.
+            arguments: tool -> those of its call in this conversation.
+            logits: the logit of each decision that the model could take.
+            forms: the forms of these decisions.
+            memory: the returns of past decisions.
+        """
         nodes, first = state["nodes"], state["first"]
         forms = dict(forms) | self._open_forms(state["neighbours"], arguments)
         state["neighbours"] = [one for one in state["neighbours"] if one.action in forms]

@@ -54,7 +54,14 @@ class TrialPlan(ArgumentCheck):
             raise UserError("min_lift retires items by what they are worth, which needs holdout=, such as 0.05")
 
     def draw(self, key: str, ledger: TrialLedger, known: Mapping[str, Any] | None, *, is_guided: bool) -> ThreadTrial:
-        """The draw of a thread."""
+        """The draw of a thread.
+
+        Args:
+            key: of the method and the thread.
+            ledger: the trials until now.
+            known: what was drawn at earlier calls of the thread.
+            is_guided: False: no advice is given to anybody, and nothing is tried.
+        """
         if not is_guided:
             return ThreadTrial(key, TrialPlan(), ledger, is_advised=False)
         record = dict(known or {})

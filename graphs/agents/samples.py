@@ -32,7 +32,13 @@ def ask_for_samples(
 ) -> Generator[PendingCall, Any, list[ModelResponse[Any]]]:
     """Ask once, for as many replies as the model gives to one request: at most `count`, at least one.
 
-    A model whose server refuses `n`, or ignores it, is not asked for it again; the log says so once."""
+    A model whose server refuses `n`, or ignores it, is not asked for it again; the log says so once.
+
+    Args:
+        asked: what is asked: one request, with its advice.
+        count: replies that are wanted.
+        model: the agent's model, which the request may have a copy of: what its server refuses is known by it.
+    """
     (request,) = asked.requests
     if count > 1 and _takes_n(request, model):
         kept = _AllReplies()

@@ -92,7 +92,13 @@ class StudyIndex(Generic[Content]):
         return [one for id, one in list(self.reflections.items()) if id not in self.waiting]
 
     def next_group(self, size: int | None, without: Collection[str], share: float = 1.0) -> list[Trajectory]:
-        """Conversations that wait: one, or `size` of one task with a reward; none if there are not so many."""
+        """Conversations that wait: one, or `size` of one task with a reward; none if there are not so many.
+
+        Args:
+            size: the number; None: one of any kind.
+            without: ids of those that are not wanted.
+            share: of a group that one user may hold.
+        """
         with self._lock:
             tasks: dict[str, list[Trajectory]] = {}
             for id, one in self.waiting.items():

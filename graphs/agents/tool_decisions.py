@@ -148,7 +148,15 @@ class ToolDecisions:
         return form.tool in self._open
 
     def complete(self, form: DecisionForm, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The arguments of a call that takes a decision in this conversation."""
+        """The arguments of a call that takes a decision in this conversation.
+
+        Args:
+            form: the decision.
+            arguments: those of a call of the same tool in this conversation.
+
+        Returns:
+            None: a value is missing, or a chosen one is no longer among those that the tool takes.
+        """
         schema = self._schemas.get(form.tool)
         if schema is None or form.tool not in self._open or any(name not in arguments for name in form.left_out):
             return None
@@ -259,7 +267,13 @@ def surely_better(earned: Mapping[str, Sequence[float]], preferred: str, share: 
 
 
 def count_changes(entries: Sequence[Mapping[str, Any]], messages: Sequence[AnyMessage], state_key: StateKey) -> tuple[int, int]:
-    """How often memory overruled the model in a turn, and after how many of its changes nothing was read but what was known before."""
+    """How often memory overruled the model in a turn, and after how many of its changes nothing was read but what was known before.
+
+    Args:
+        entries: the method's records of the turn, one for each model call.
+        messages: the conversation.
+        state_key: the messages that were read -> the text by which states are compared.
+    """
     changed = {one["step"] for one in entries if one.get("changed")}
     if not changed:
         return 0, 0

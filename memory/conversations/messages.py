@@ -108,7 +108,13 @@ def count_turns_before(messages: Sequence[BaseMessage], recorded: Sequence[str],
     """The number of a thread's turns before the one that goes on.
 
     A summary takes the place of messages; recorded turns stay. Where somebody has gone back in time, recorded turns behind the last
-    message have not happened yet."""
+    message have not happened yet.
+
+    Args:
+        messages: what the agent has of the thread.
+        recorded: ids of all recorded turns, oldest first, each that of its user's message.
+        turn: id of the one that goes on, whose message a summary may have taken the place of.
+    """
     humans = [m for m in messages if isinstance(m, HumanMessage)]
     earlier = {m.id for m in humans[:-1]}
     if known := [place for place, id in enumerate(recorded) if id in earlier]:

@@ -181,7 +181,13 @@ def with_turn(known: Conversation, turn: Turn) -> Conversation:
 
 
 def with_beginning(turn: Turn, before: Turn, again: int) -> Turn:
-    """A turn, of whose messages a summary has taken the first, with its steps as they were recorded before."""
+    """A turn, of whose messages a summary has taken the first, with its steps as they were recorded before.
+
+    Args:
+        turn: the turn by the messages that are left.
+        before: the same as it was recorded before.
+        again: the number of steps that are in both.
+    """
     replies = [one for one in before.replies if one not in turn.replies]
     steps = (*before.steps[: len(before.steps) - again], *turn.steps)
     return replace(turn, steps=steps, replies=(*replies, *turn.replies))
@@ -245,7 +251,12 @@ def find_predecessor(known: Conversation, turn: Turn, read: frozenset[str]) -> s
 
 
 def newest_read(turns: Sequence[Turn], read: Collection[str]) -> Turn | None:
-    """The newest of some turns of which the agent has a message; None: of none."""
+    """The newest of some turns of which the agent has a message; None: of none.
+
+    Args:
+        turns: oldest first.
+        read: ids of the messages that the agent has.
+    """
     return next(
         (one for one in reversed(turns) if any(id in read for id in (one.called_by, *(one.replies or (one.id,))))), None
     )
@@ -299,7 +310,13 @@ def rated_trajectories(
 ) -> list[Trajectory]:
     """The rated stretches of a conversation, oldest first. Turns after the last rating belong to none.
 
-    What begins with the conversation is about its task; each later stretch, and each branch, about what the user asked for then."""
+    What begins with the conversation is about its task; each later stretch, and each branch, about what the user asked for then.
+
+    Args:
+        conversation: its turns.
+        ratings: of these.
+        without: ids of turns. A stretch that has one of them is left out.
+    """
     ratings = [one for one in ratings if not one.is_silent]
     single = {rating.turn: rating for rating in ratings if rating.is_single}
     shared = {rating.turn: rating for rating in ratings if not rating.is_single}
