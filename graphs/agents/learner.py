@@ -242,6 +242,9 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
 
     async def call_model(self, request: ModelRequest[Any], waits: Waits) -> Any:
         """Ask the model with the method's advice."""
+        if (refusal := self._refusal(request)) is not None:
+            note_refused(request.state["messages"])
+            raise refusal
         request = self._defused(request)
         with self._at_work(request):
             if not isinstance(run := await waits.call(self._open, request), OpenConsultation):
@@ -285,7 +288,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
     def _refusal(self, request: ModelRequest[Any] | ToolCallRequest) -> ScopeError | None:
         """The error of a run of another tenant than its thread's; None: it is of the same."""
         try:
-            if isinstance(request.state, Mapping) and request.state.get("scope_values"):
+            if self.mode != "off" and isinstance(request.state, Mapping) and request.state.get("scope_values"):
                 self._run_scope(request.state, request.runtime)
         except ScopeError as error:
             return error
@@ -296,9 +299,6 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         """Note while a call is made that its turn goes on: feedback that names no turn is about the one before."""
         marks, mark = set[tuple[str, str, object]](), ("", "", object())
         if self.mode != "off":
-            if (refusal := self._refusal(request)) is not None:
-                note_refused(request.state["messages"])
-                raise refusal
             with suppress(Exception):  # whoever records the turn says why it has no place
                 place = self._place(request.state, request.runtime)
                 marks, mark = self._memory(place.scope).at_work, (place.thread, place.turn, object())
@@ -536,7 +536,13 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             self._note_failure_of(place.scope, "a turn was not rated by its reviewer", error)
 
     def _record_so_far(self, request: ModelRequest[Any], found: Any, handed: HandedTurns) -> None:
-        """Record a turn that goes on after a reply, or that has failed (None): it may never come to its end."""
+        """Record a turn that goes on after a reply, or that has failed (None): it may never come to its end.
+
+        Args:
+            request: of the model call.
+            found: what came of it.
+            handed: the turn as learners within this call have it, which is written with it. The learner around it does that for all.
+        """
         replies = [] if found is None else model_response(found).result
         ends = found is not None and not any(isinstance(one, AIMessage) and one.tool_calls for one in replies)
         if ends or self.mode == "off":  # what ends here is recorded as a whole
@@ -641,7 +647,15 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
     def _record_left(
         self, messages: Sequence[AnyMessage], place: Place, reply: str, later: int, keep: Callable[..., Any]
     ) -> None:
-        """Record a turn anew whose calls waited for a person when the user went on: they were never made."""
+        """Record a turn anew whose calls waited for a person when the user went on: they were never made.
+
+        Args:
+            messages: that the agent has.
+            place: of the run.
+            reply: id of the message with the calls.
+            later: the number of steps after it.
+            keep: records a turn.
+        """
         known, ids = self._memory(place.scope).conversations.turns.get(place.thread), [str(one.id) for one in messages]
         for one in known.turns if known else ():
             if one.replies[-1:] == (reply,) and one.replies[0] in ids:  # else a summary has taken its beginning
@@ -662,7 +676,11 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         self._memory(scope).note_failure(what, f"{type(error).__name__}: {error}")
 
     def _run_scope(self, state: Any, runtime: Any) -> tuple[str, ...]:
-        """The labels of the memory that a run works with."""
+        """The labels of the memory that a run works with.
+
+        Raises:
+            ScopeError: the run does not say whose it is.
+        """
         self.agent.read_run(runtime, get_config().get("metadata") or {})
         values = self._values_of_run(self.scope, state, runtime)
         if values and not any("=" in one for one in values) and not self._left_out:
@@ -699,7 +717,11 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
 
     def _values_of_run(self, names: AgentScope, state: Any, runtime: Any, *, begins: bool = False) -> tuple[str, ...]:
         """The labels for a run, with the values of the calling agent, else of the thread before, for what the run does not give; where no
-        new message begins a turn, as in a resume, with what the turn holds (`AgentScope.is_held`)."""
+        new message begins a turn, as in a resume, with what the turn holds (`AgentScope.is_held`).
+
+        Raises:
+            ScopeError: as of `find_scope`.
+        """
         known, caller = state.get("scope_values") or {}, find_caller().scope
         all_known = {**known, **caller}
         labels = names.of_run(runtime, get_config().get("configurable", {}), all_known, caller if begins else all_known)

@@ -319,10 +319,11 @@ class ScopedLearner(ArgumentCheck, ScopeMemories[Index]):
         """
         conversations = self._memory(labels).conversations
         asked = {"turn": more.get("turn"), "run_id": more.get("run_id"), "message_id": more.get("message_id")}
-        origins = (
-            find_turn(conversations.conversation(thread), **asked).traceparent for _ in "1"
-        )  # read only where somebody traces
-        with span("upsert_memory", memory_names(labels, thread), origins) as traced:
+
+        def origin() -> Iterator[str]:  # read only where somebody traces
+            yield find_turn(conversations.conversation(thread), **asked).traceparent
+
+        with span("upsert_memory", memory_names(labels, thread), origin()) as traced:
             why = found.reason if text and (found := self.screen.suspicion(text)) is not None else ""
             turns = getattr(conversations.latest(thread), "turns", ()) if text else ()
             told = [digest for one in turns for digest in one.secrets]

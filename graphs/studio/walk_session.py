@@ -169,9 +169,10 @@ class WalkSession:
         return name
 
     def _can(self, branch: WalkBranch | None) -> list[str]:
+        begins = ["begin", *(["open"] if self.open_thread else [])]
         if branch is None:
-            return ["begin", *["open"] * (self.open_thread is not None), *["say"] * self._is_chat]
-        can, walk = [one for one in self._can(None) if one != "say"] + ["fork", "edit"], branch.walk
+            return [*begins, *(["say"] if self._is_chat else [])]
+        can, walk = [*begins, "fork", "edit"], branch.walk
         if walk.questions:
             can.append("resume")
         elif walk.next:

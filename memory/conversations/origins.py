@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
 from .messages import is_summary
-from .reviews import ANSWERED, MARK, result_text, reviewed_call
+from .reviews import MARK, is_answered, result_text, reviewed_call
 
 __all__ = ["FROM_TOOL", "Origins"]
 
@@ -187,7 +187,7 @@ class Origins:
         if (by := self._ordered.get(message.tool_call_id)) is not None:
             return message.model_copy(update={"name": by, "content": _outline("")})
         made, by_person = reviewed_call(self._calls.get(message.tool_call_id, {}), message)
-        if (by_person and made is None) or (made or {}).get("name", "").startswith(ANSWERED):
+        if (by_person and made is None) or is_answered(made):
             return message  # a person's words
         update: dict[str, Any] = {}
         if not by_person and isinstance(mark := message.additional_kwargs.get(MARK), dict):

@@ -21,6 +21,7 @@ __all__ = [
     "ANSWERED",
     "NOT_MADE",
     "REJECTED",
+    "is_answered",
     "is_rejection",
     "mark_answered",
     "mark_executed",
@@ -50,7 +51,13 @@ def mark_executed(result: ToolMessage, proposed: Mapping[str, Any], executed: Ma
 
 
 def mark_answered(messages: Sequence[BaseMessage], tools: Collection[str], refused: Collection[str]) -> list[BaseMessage]:
-    """The messages with a mark at each result of these tools that no tool has written, and `NOT_MADE` in those of the ids `refused`."""
+    """The messages with a mark at each result that no tool has written.
+
+    Args:
+        messages: of a conversation whose executed calls are marked.
+        tools: names of those in whose place a person may answer.
+        refused: ids of the results in which a refused run has rejected calls, which say `NOT_MADE` instead.
+    """
     calls = {call["id"]: call for m in messages if isinstance(m, AIMessage) for call in m.tool_calls}
 
     def mark(one: BaseMessage) -> BaseMessage:
@@ -75,10 +82,14 @@ def reviewed_call(call: Mapping[str, Any], result: ToolMessage | None) -> tuple[
     """
     mark = result.additional_kwargs.get(MARK) if result is not None else None
     if isinstance(mark, Mapping):
-        # Any middleware may change a call; only HumanInTheLoopMiddleware says so, of a person's edit. One that was not made is no edit.
-        is_edit = result is not None and result_text(result) != NOT_MADE and _NOTICE.match(str(result.text)) is not None
-        return mark, is_edit
+        # Any middleware may change a call; only HumanInTheLoopMiddleware says so, of a person's edit. A call that was not made is none.
+        return mark, result is not None and not is_answered(mark) and _NOTICE.match(str(result.text)) is not None
     return (None, True) if result is not None and is_rejection(result) else (call, False)
+
+
+def is_answered(call: Mapping[str, Any] | None) -> bool:
+    """True if a call was not made, and somebody's words stand in the place of its result."""
+    return str((call or {}).get("name", "")).startswith(ANSWERED)
 
 
 def is_rejection(result: BaseMessage) -> bool:
@@ -122,16 +133,15 @@ def review_rating(
         said, is_unsaid = set[float](), False
         for call in message.tool_calls:
             made, reviewed = reviewed_call(call, result := results.get(call["id"] or ""))
-            is_answered = made is not None and str(made["name"]).startswith(ANSWERED)
             if reviewed and result is not None:
                 said.add(least if made is None else most)
                 replaced = made and f"a person replaced {call['name']} {call['args']} by {made['name']} {made['args']}"
                 words.append(replaced or f"{result_text(result)} ({call['name']})")
-            elif result is not None and call["name"] in let_pass and not is_answered:
+            elif result is not None and call["name"] in let_pass and not is_answered(made):
                 said.add(most)
                 words.append(f"a person let a call of {call['name']} pass")
             else:  # an answer in a tool's place is neither right nor wrong: some calls ask a person
-                is_unsaid |= result is not None and not is_answered
+                is_unsaid |= result is not None and not is_answered(made)
         if is_unsaid and most not in said:
             reward = None if least in (*said, reward) else reward
         elif said:
