@@ -39,14 +39,16 @@ _SECRETS = re.compile(
     re.DOTALL,
 )
 _NAMED = re.compile(r"(?i)\b((?:api[_ -]?key|secret|token)\b[\"']?\s*(?:[:=]|is\b)\s*[\"']?)([^\s\"',;]{6,})")
-_IS = r"\s*(?:[:=]|(?:is|was|ist|war|lautet|es|era|est)\b:?)\s*[\"'`\u201c\u201e]?"
+_VERB = r"\s*(?:[:=]|(?:is|was|ist|war|lautet|es|era|est)\b:?)\s*"
+_IS = rf"{_VERB}[\"'`\u201c\u201e]?"
 _NO_PASSWORD = (
     r"(?:[^\W\d]+(?:ed|ing|able|ly|[ckp]t)|wrong|correct|right|good|weak|strong|safe|secure|secret|stolen|forgotten|broken|known|unknown|gone|invalid|"
     r"empty|blank|reset|there|here|what|also|still|never|always|again|back|been|fine|very|only|same|long|short|different|please|without|"
     r"because|your|this|that|from|case|when|nicht|falsch|ung\u00fcltig|vergessen|jetzt|immer|noch|bitte)[.!?:)]*(?![^\s,;\"'])"
 )
+_PASSWORD_NAME = r"(?:pass[ -]?(?:word|wd|phrase|code|wort)|code[ -]?word|pwd|pw|kennwort|contrase\u00f1a|mot de passe)\b"
 _PASSWORD = re.compile(
-    r"(?i)\b((?:pass[ -]?(?:word|wd|phrase|code|wort)|code[ -]?word|pwd|pw|kennwort|contrase\u00f1a|mot de passe)\b[\"']?"
+    rf"(?i)\b({_PASSWORD_NAME}[\"']?"
     rf"(?:(?:\s+(?:for|to|of|at|f\u00fcr|zu)(?:\s+[\w.-]+){{1,4}}?)?{_IS}(?!{_NO_PASSWORD})"
     r"|(?:(?<=\bmy password)\s+to|['\u2019]s)?\s+(?=\S*\d)(?=\S*[a-z])(?=\S{6})))([^\s\"'`,;:=][^\s\"'`,;]{3,})"
 )
@@ -57,9 +59,23 @@ _SETTING = re.compile(
     rf"(?!{_NO_PASSWORD})(?:(?=\S*\d)(?=\S*[a-z])[^\s\"'`,;]{{6,}}|(?<==)[^\s\"'`,;]{{8,}})"
 )
 """A setting whose name ends with the word for a secret, as `DB_PASSWORD=` and `"SecretAccessKey":`, with a value of letters and digits."""
-_PIN = re.compile(
-    rf"(?i)\b((?:pin|otp|cvv|cvc|geheimzahl)(?:[ -]?(?:code|number|nummer))?\b[\"']?(?:{_IS}|\s+))\d{{3,12}}\b(?![.,:/-]\d)"
+_PIN_NAME = r"(?:pin|otp|cvv|cvc|geheimzahl)(?:[ -]?(?:code|number|nummer))?\b"
+_PIN = re.compile(rf"(?i)\b({_PIN_NAME}[\"']?(?:{_IS}|\s+))\d{{3,12}}\b(?![.,:/-]\d)")
+_MIXED = r"(?=[^\s\"'`,;:()]*\d)(?=[^\s\"'`,;:()]*[a-z])[^\s\"'`,;:()]{5,}"
+_AS = r"[\"'`]?\s+(?:is|was|as|ist|war|als)\s+(?:(?:my|our|the|a|mein|meine|das|die)\s+)?"
+_FRAMED = tuple(
+    re.compile(f"(?i){frame}")
+    for frame in (
+        rf"()(?<![^\s\"'`]){_MIXED}(?={_AS}(?:{_PASSWORD_NAME}|{_PIN_NAME}))",
+        rf"()\b\d{{3,12}}(?={_AS}{_PIN_NAME})",
+        rf"\b({_PASSWORD_NAME}\s*[,?(]+\s*(?:it(?:'s| is)\s+)?[\"'`]?){_MIXED}",
+        rf"\b({_PIN_NAME}\s*[,?(]+\s*(?:it(?:'s| is)\s+)?)\d{{3,12}}\b",
+        rf"\b({_PASSWORD_NAME}{_VERB}(?P<quote>[\"'`]))(?=\S+ )[^\"'`\n]{{4,60}}(?=(?P=quote))",
+        rf"\b(pass[ -]?phrase\b{_IS})(?!(?:not|wrong|too|very|still|also|never|in|nicht)\b)[a-z]+(?:[ -][a-z]+){{3,}}",
+        rf"\b((?:log-?in|user(?:[ -]?name)?|credentials)\s*[:=]\s*[^\s/|,;]+\s*(?:[/|]|,?\s+pass\s*[:=])\s*){_MIXED}",
+    )
 )
+"""Secrets before their names, in quotes, of several words, and beside the name of a login."""
 _ARGUMENT = re.compile(
     r"(?:[^=]*(?:[_-]|(?-i:[a-z](?=[A-Z]))))?(?:pw|(?:pin|otp|cvv|cvc|geheimzahl|(?:access|security|verification)(?=[_-]?code))"
     r"(?:[_-]?(?:code|number|nummer))?)=.+"
@@ -68,6 +84,7 @@ _ARGUMENT = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 """An argument of a call, as `name=value`, that is a secret by its name, whatever its value is like."""
+_TELLING = (*_FRAMED, _SETTING, _NAMED, _PASSWORD, _PIN)
 _TOKEN = re.compile(
     r"[^\s\"'`,;:=()\[\]{}<>/|\\\u201c\u201d\u201e.!?]+(?:[.!?]+[^\s\"'`,;:=()\[\]{}<>/|\\\u201c\u201d\u201e.!?]+)*"
 )
@@ -89,7 +106,9 @@ _PRIVILEGE = _any_of(
     r"\b(?:is|are|am|be|as|of)\b(?: [\w-]+){0,3}? (?:(?:pre-?)?(?:approved|authori[sz]ed)|exempt|trusted|entitled|privileged|accepted|(?:super-?)?admin\w*|supervisors?|super ?users?|allowed)\b(?! (?:by|to (?:collect|pick|sign|receive|take))\b)",
     r"\bha(?:s|ve)(?: [\w-]+){0,2}? (?:admin\w*|root|unlimited|privileges?|clearance)\b",
     r"\b(?:skips?|bypass(?:es)?)(?: [\w-]+){0,2}? (?:checks?|verif\w+|identi\w+|questions?|steps?|approvals?)\b",
-    r"\bnever (?:needs?|pays?|requires?)\b",
+    r"\bnever (?:needs?|pays?|requires?|asks?|checks?|charges?|verif(?:y|ies))\b",
+    r"\b(?:is|are) to be (?:refunded|reimbursed|credited|approved|granted|waived|accepted|cancell?ed|paid)\b",
+    r"\b(?:(?:is|are) staff|works? for you|may (?:see|read|change|cancel|access))\b",
     r"\b(?:needs?|requires?) no\b",
     r"\bno(?: [\w-]+){1,2} is (?:needed|required)\b",
     r"\bno longer (?:needed|required)\b",
@@ -111,6 +130,7 @@ _PRIVILEGE = _any_of(
     r"approvat",
     r"autorizzat",
     r"senza (?:prova|ricevuta)",
+    r"(?:rembourse|reembolsa|rimborsa)\w* (?:toujours|siempre|sempre)",
 )
 """What a rule or a privilege gives, of which a memory is to be told."""
 _MEMORY = _any_of(
@@ -122,6 +142,12 @@ _MEMORY = _any_of(
     r"\b(?:recuerda|retiens|ricorda|souviens-toi)\b",
 )
 """What asks a memory to hold something."""
+_GRANT = _any_of(
+    r"(?:refund|reimburse|waive|approve|authori[sz]e|grant|skip|bypass|credit)\b",
+    r"(?:give|issue|offer|accept)\b(?: [\w-]+){0,4}? (?:refunds?|discounts?|vouchers?|coupons?|credits?|access|returns?)\b",
+    r"do (?:it|so|all|everything) without\b",
+)
+"""What a standing order tells the agent to do."""
 _INSTRUCTIONS = {
     "asks to ignore instructions": (
         r"\b(?:ignore|disregard|forget|override)\b(?:[^.\n]|\n(?!\n)){0,40}\b(?:instructions?|prompts?|rules|polic(?:y|ies)|guidelines)\b",
@@ -161,11 +187,17 @@ _INSTRUCTIONS = {
     "sets a rule for all": (
         r"\b(?:from (?:now|today|this day) on(?:wards?)?|as of (?:now|today)|henceforth|ab (?:sofort|jetzt|heute)|a partir de (?:ahora|hoy)|d\u00e9sormais|d'ora in poi)\b,?[^.,;:!?\n]{0,40}\b(?:every(?:one|body)?|all|each|any(?:one|body)?|immer|stets|alle[nmrs]?|jede[nmrs]?|siempre|tod[oa]s|toujours|tou(?:s|te|tes)|sempre|tutt[ei])\b(?! (?:of |de )?(?:my|our|mine|mis?|mes|nos|meine\w*|unsere\w*|miei|mie)\b)",
     ),
+    "gives a standing order": (
+        rf"\b(?:whenever|(?:every|each|any|next) time|as soon as|(?:when|if) (?:some|any)(?:one|body)|whoever)\b[^.?!\n,]{{0,50}},\s(?:(?:please|just|then|always|you (?:should|must|may|can)) )*{_GRANT}(?![^.!\n]*\?)",
+        rf"\b(?:(?:please|should|must|to) always|automatically) {_GRANT}(?![^.!\n]*\?)",
+        r"\bwhoever\b[^.?!\n]{0,40} (?:may|can) (?:see|get|have|read|change|cancel)\b",
+    ),
     "announces a rule": (
         r"\b(?:new|updated|changed) (?:policy|rule|procedure)\s*:(?![^.!\n]*\?)",
         rf"\b(?:policy|rules?) (?:has|have|was|were|is|are) (?:now|changed|new|updated)\b(?![^.!\n]*\?)[^.!\n]{{0,40}}{_PRIVILEGE}",
         r"\b(?:lesson|tip|hint)s?(?: is)? (?:that|for|to) (?:[\w-]+ ){0,2}(?:agents?|assistants?)\b",
         r"\bfuture self\b",
+        r"\blessons? (?:from|of) this (?:conversation|chat|ticket)\b",
         r"\blessons? learned\s*:(?![^.\n]{0,30}\b(?:I|we|my|our)\b)[^?\n]{0,80}\b(?:always|never)\b",
     ),
     "asks for silence": (
@@ -391,7 +423,7 @@ def _told_words(value: str) -> list[str]:
 @lru_cache(maxsize=8_192)
 def _told(text: str) -> frozenset[str]:
     """The words of what a text names as a password, a PIN or another secret."""
-    found = (one[0][len(one[1]) :] for pattern in (_NAMED, _SETTING, _PASSWORD, _PIN) for one in pattern.finditer(text))
+    found = (one[0][len(one[1]) :] for pattern in _TELLING for one in pattern.finditer(text))
     return frozenset(word for value in found for word in _told_words(value))
 
 
@@ -409,8 +441,9 @@ def _learnable_steps(done: Sequence[Transition]) -> list[Transition | None]:
 
 @lru_cache(maxsize=8_192)
 def _redacted(text: str, pii: bool) -> str:
-    text = _NAMED.sub(r"\1[secret]", _SETTING.sub(r"\1[secret]", _SECRETS.sub("[secret]", text)))
-    text = _PIN.sub(r"\1[secret]", _PASSWORD.sub(r"\1[secret]", text))
+    text = _SECRETS.sub("[secret]", text)
+    for pattern in _TELLING:
+        text = pattern.sub(r"\1[secret]", text)
     text = _CARD.sub(lambda found: "[secret]" if _is_card(found[0]) else found[0], text)
     return _PII.sub("[private]", text) if pii else text
 
