@@ -14,11 +14,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_400, "tests": 74_363}
+LINES: Mapping[str, int] = {"source": 87_403, "tests": 74_373}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,
-    "graphs/agents": 8_447,
+    "graphs/agents": 8_454,
     "graphs/baselines": 1_669,
     "graphs/cli": 2_990,
     "graphs/experiments": 7_618,
@@ -33,7 +33,7 @@ ROOMS: Mapping[str, int] = {
     "memory/lessons": 1_335,
     "memory/returns": 1_062,
     "memory/search": 1_506,
-    "memory/storage": 3_016,
+    "memory/storage": 3_012,
     "nodes": 2_916,
     "nodes/act": 1_921,
     "nodes/evaluate": 864,

@@ -347,7 +347,7 @@ class ScopedLearner(ArgumentCheck, ScopeMemories[Index]):
     def status(self, **scope: ScopeValue) -> LearnerStatus:
         """The state of this learner in a scope: what was learned, and what kept it from learning."""
         memory = self._refreshed(labels := self._labels(scope))
-        rated = memory.conversations.trajectories.count()
+        rated = len(known := memory.conversations.trajectories.all())
         kept = [bool(memory.conversations.ratings(one.id)) for one in memory.conversations.open_quarantines()]
         notes = tuple(f"retired {retirement(one)}" for one in memory.ledger.retired.values())
         recorded = [*self._recorded(scope)]
@@ -379,6 +379,7 @@ class ScopedLearner(ArgumentCheck, ScopeMemories[Index]):
         given = () if rated else memory.conversations.feedback.all()
         about["idle"] = 0 if rated else sum(not all(said.is_silent for said in one.ratings) for one in given) - sum(kept)
         counts = memory.consulted, memory.recalled, memory.unshown, memory.early, 2 * memory.guarded > memory.alike
+        about["rewards"] = tuple(one.value for one in known if one.value is not None)
         return LearnerStatus(self.method, rated, *counts, nearest=memory.nearest, **about)
 
     def _unknown_tools(self) -> list[str]:

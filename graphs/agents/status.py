@@ -1,13 +1,14 @@
 """The state of a learner in numbers and in words: what it has learned, and above all what kept it from learning."""
 
 from dataclasses import dataclass
+from statistics import fmean
 
 from ...memory.errors import plural
 
 __all__ = ["LearnerStatus"]
 
 FEW = 20
-"""Model calls from which on a share of them says something."""
+"""Model calls, or rewards, from which on their share or mean says something."""
 LET_IN = "quarantine_reasons() says why, release(thread_id) lets them in"
 """What helps where words of feedback are not learned."""
 ASKED_AGAIN = "the next feedback or model call{pause} has it asked again, and learn() at once"
@@ -61,6 +62,8 @@ class LearnerStatus:
     """Conversations with feedback in which the agent did nothing, as where its first model call failed; counted while none is rated."""
     notes: tuple[str, ...] = ()
     """Sentences of the method about itself."""
+    rewards: tuple[float, ...] = ()
+    """Of the rated stretches, in the order in which they were rated first; those that have words alone have none."""
 
     @property
     def failures_of_critic(self) -> list[str]:
@@ -116,6 +119,9 @@ class LearnerStatus:
             plural(self.rated, "rated conversation"),
             f"{self.recalled} of {self.consulted} model calls had something recalled",
         ]
+        if len(self.rewards) >= 2 * FEW:
+            first, newest = fmean(self.rewards[:FEW]), fmean(self.rewards[-FEW:])
+            counts.insert(1, f"mean reward {first:.2f} of the first {FEW}, {newest:.2f} of the newest {FEW}")
         if self.studied or self.waiting:
             counts.insert(1, f"{self.studied} studied, {self.waiting} waiting, {plural(self.lessons, 'lesson')}")
         return "\n".join([f"{self.method}: {'; '.join(counts)}", *(f"  {one}" for one in (*self.notes, *self.problems))])

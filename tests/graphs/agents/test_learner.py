@@ -508,6 +508,17 @@ def test_status_says_what_keeps_a_learner_from_learning() -> None:
     assert learner.status(tenant="bob").consulted == 0
 
 
+def test_status_says_whether_rewards_rose() -> None:
+    agent, learner = make(InMemoryStore())
+    for n in range(40):
+        assert "mean reward" not in str(learner.status(tenant="acme"))
+        ask(agent, f"t{n}")
+        learner.feedback(f"t{n}", reward=float(n > 21), tenant="acme")
+    status = learner.status(tenant="acme")
+    assert status.rewards == (0.0,) * 22 + (1.0,) * 18
+    assert "; mean reward 0.00 of the first 20, 0.90 of the newest 20; " in str(status)
+
+
 def test_an_error_of_a_methods_own_call_stops_no_agent(caplog: pytest.LogCaptureFixture) -> None:
     def fail(_: Any) -> Any:
         raise ConnectionError("no critic")

@@ -89,11 +89,11 @@ def test_what_another_process_quarantines_meanwhile_is_not_written_back() -> Non
     here = rated(store := Quarantining())
     store.kind = "trajectories"
     here.rate("t1", 0.5)
-    assert here.trajectories.count() == 0
+    assert here.trajectories.all() == []
     here = rated(store := Quarantining())
     store.kind = "reflections"
     assert not here.add_reflection(Reflection("m/t1/0", "t1", ""), "t1/0")
-    assert here.reflections.count() == 0
+    assert here.reflections.all() == []
 
 
 def test_what_others_record_in_a_thread_while_its_turn_goes_on_is_kept() -> None:

@@ -83,7 +83,6 @@ def test_a_store_of_many_records_written_at_one_time_is_read_whole(database: str
         records = RecordStore(store, NS, Trajectory)
         records.put([attempt(n) for n in range(3000)])
         assert sorted(one.id for one in records.all()) == sorted(attempt(n).id for n in range(3000))
-        assert records.count() == 3000
 
 
 def test_a_killed_server_that_comes_back_loses_and_doubles_nothing(server: PostgresServer, database: str) -> None:
