@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_403, "tests": 74_373}
+LINES: Mapping[str, int] = {"source": 87_400, "tests": 74_373}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,
@@ -43,7 +43,7 @@ ROOMS: Mapping[str, int] = {
     "nodes/synthesize": 1_318,
     "nodes/update": 2_078,
     "tools/agent_tools": 1_396,
-    "tools/environments": 8_926,
+    "tools/environments": 8_923,
     "tools/local": 3_623,
     "tools/models": 928,
     "tools/notebook": 1_715,

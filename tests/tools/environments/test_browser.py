@@ -246,7 +246,7 @@ class TestInABrowser:
         notices = [line(one, "notice") for one in shown]
         assert notices[0] == 'refused: there is no link "Nowhere" on this page'
         assert notices[1].startswith("refused: an action such as")
-        assert notices[2] == "refused: back is not possible here; there are click, fill, select"
+        assert notices[2] == 'refused: an action such as click[button "Save"] was expected, one of click, fill, select'
         assert notices[3] == "refused: a link takes no text"
         assert notices[4].startswith("refused: the page has no element [99]")
         assert all((one.reward, one.over, line(one, "done")) == (0.0, False, "") for one in shown)

@@ -66,16 +66,16 @@ def _quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def read_web_action(text: str) -> WebAction:
-    """Read an action.
+def read_web_action(text: str, kinds: Sequence[str] = KINDS) -> WebAction:
+    """Read an action of one of these kinds.
 
     Raises:
         ValueError: it cannot be read; the message says what was expected.
     """
     found = _SHAPE.fullmatch(text)
     kind = found[1].lower() if found else ""
-    if found is None or kind not in KINDS:
-        raise ValueError(f'an action such as click[button "Save"] was expected, one of {", ".join(KINDS)}')
+    if found is None or kind not in kinds:
+        raise ValueError(f'an action such as click[button "Save"] was expected, one of {", ".join(kinds)}')
     inner = found[2].strip()
     if kind not in _ON_ELEMENTS:
         return WebAction(kind, text=_read_text(inner))

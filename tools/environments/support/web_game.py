@@ -134,10 +134,7 @@ class WebGame:
             raise RuntimeError("the tab is closed")
         action: WebAction | None = None
         try:
-            action = read_web_action(text)
-            if action.kind not in ELEMENT_KINDS:
-                raise ValueError(f"{action.kind} is not possible here; there are {', '.join(ELEMENT_KINDS)}")
-            action = await self._act(self._tab, action)
+            action = await self._act(self._tab, read_web_action(text, ELEMENT_KINDS))
         except ValueError as refusal:
             self._tab.notices.append(f"refused: {refusal}")
             action = None
