@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_400, "tests": 74_373}
+LINES: Mapping[str, int] = {"source": 87_404, "tests": 74_376}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,
@@ -33,7 +33,7 @@ ROOMS: Mapping[str, int] = {
     "memory/lessons": 1_335,
     "memory/returns": 1_062,
     "memory/search": 1_506,
-    "memory/storage": 3_012,
+    "memory/storage": 3_016,
     "nodes": 2_916,
     "nodes/act": 1_921,
     "nodes/evaluate": 864,

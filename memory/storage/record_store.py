@@ -159,6 +159,10 @@ class RecordStore(Generic[R]):
             return next(self._records([result]), None) if result else None
         return list(self._records(one for one in result if one.namespace == self.namespace)) if is_all(result) else self.all()
 
+    def count(self) -> int:
+        """The number of stored records, without reading them."""
+        return len(self._items())
+
     @asks_store
     def _items(self) -> list[Any]:
         return [item for item in all_items(self.store, self.namespace) if item.namespace == self.namespace]

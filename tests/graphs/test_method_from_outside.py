@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +116,9 @@ def test_a_run_that_was_cut_off_has_the_same_numbers(tmp_path: Path) -> None:
     whole = run.build(rest_method.build(MethodInputs(TOY, make_policy=Imitator))).invoke(plan)["scores"]
     config: Any = {"configurable": {"thread_id": "t"}}
     journal, log = tmp_path / "steps.jsonl", tmp_path / "episodes.jsonl"
-    with open_checkpoints(tmp_path / "checkpoints.sqlite") as saver:
+    with open_checkpoints(tmp_path / "checkpoints.sqlite") as saver, closing(Rows(log)) as rows:
         episode = rest_method.build(MethodInputs(TOY, Journal(journal), make_policy=Imitator))
-        graph = run.build(episode, Rows(log), checkpointer=saver)
+        graph = run.build(episode, rows, checkpointer=saver)
         graph.invoke(plan, config, interrupt_after=["tally"])
         assert graph.get_state(config).values["scores"] == whole[:1]
         graph.invoke(None, config, interrupt_after=["tally"])

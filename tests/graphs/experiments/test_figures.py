@@ -10,7 +10,8 @@ from learngraph.graphs.experiments import figures
 from learngraph.graphs.experiments.results import SeedResult
 from learngraph.nodes.evaluate.statistics import interval
 
-pytestmark = pytest.mark.filterwarnings("error")  # those of matplotlib
+# Those of matplotlib; what other tests have left to the garbage collector is none of these tests' business.
+pytestmark = pytest.mark.filterwarnings("error", "ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 def result(seed: int, scores: list[float], method: str = "jitrl", **more: Any) -> SeedResult:

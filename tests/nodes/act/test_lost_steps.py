@@ -4,6 +4,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -239,8 +240,10 @@ def play(
     inputs = MethodInputs.with_chat_model(TOY, journal, model, records=store, **more)
     if name == "jitrl":
         inputs = MethodInputs(TOY, journal, lambda view: verbalized_policy(model, view), records=store, **more)
-    graph = run.build(METHODS[name].build(inputs), Rows(log))
-    out = graph.invoke(run.RunInput(task=TASK, run="r", episode=0, episodes=episodes))
+    with closing(Rows(log)) as rows:
+        out = run.build(METHODS[name].build(inputs), rows).invoke(
+            run.RunInput(task=TASK, run="r", episode=0, episodes=episodes)
+        )
     return out, list(store.all()), journal, [json.loads(line) for line in log.read_text().splitlines()]
 
 
