@@ -202,7 +202,7 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         return Advice(response or self._calls_from_memory(states, first), decision_entry(states, place.step, sources))
 
     def status(self, **scope: ScopeValue) -> LearnerStatus:
-        """The state of this learner in a scope; also how often memory changed a decision, and what became of it."""
+        """The state of this learner in a scope; also how often memory overruled the model, and what became of it."""
         conversations = self._conversations(scope)
         rewards: dict[bool, list[float]] = {True: [], False: []}
         ratings = {one.id: one.ratings for one in conversations.feedback.all()}
@@ -212,7 +212,7 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
             changes, decisions = changes + sum(taken), decisions + len(taken)
             rewards[any(taken)] += [one.reward for one in ratings.get(talk.id, ()) if one.reward is not None and taken]
         earned = {changed: f"{sum(found) / len(found):.2f}" if found else "nothing yet" for changed, found in rewards.items()}
-        note = f"memory changed {changes or 'none'} of {plural(decisions, 'decision')}"
+        note = f"memory overruled {changes or 'none'} of {plural(decisions, 'decision')}, before which the model read what memory knows"
         note += f": these conversations earned {earned[True]} on average, the others {earned[False]}" if changes else ""
         found = super().status(**scope)
         return replace(found, notes=(*found.notes, *([note] if decisions else []), *self.decisions.missing))
@@ -267,17 +267,20 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         return state
 
     def _newest(self, place: Place, visits: Sequence[tuple[float, Experience]]) -> list[Neighbour]:
-        """The newest visits of each decision in each state, of those of another user no more than his share; given and returned oldest
-        first."""
+        """The newest visits of each decision in each state, of those of another user no more than his share, and none of a decision
+        that he alone has made; given and returned oldest first."""
         users, held, found = self._memory(place.scope).users, defaultdict[Any, Counter[str]](Counter), list[Neighbour]()
+        made_by = defaultdict[str, set[str]](set)
         for similarity, one in reversed(visits):
             visit = Neighbour(one.id, similarity, one.action, 1, one.value)
             whose, counted = users.get(trajectory_id(visit), ""), held[one.state, one.action]
+            made_by[one.action].add(whose)
             most = NEWEST if whose in ("", place.user) else max(int(NEWEST * self.max_user_share), 1)
             if counted.total() < NEWEST and counted[whose] < most:
                 counted[whose] += 1
                 found.append(visit)
-        return found[::-1]
+        own, least = ("", place.user), min(2, 1 / self.max_user_share)
+        return [one for one in found[::-1] if users.get(trajectory_id(one), "") in own or len(made_by[one.action]) >= least]
 
     def _advice(self, neighbours: Sequence[Neighbour], room: AdviceRoom) -> str:
         """The knowledge of memory about this situation in words; empty where each decision was taken once, and earned nothing."""

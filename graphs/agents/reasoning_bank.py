@@ -77,6 +77,11 @@ class WeighedLessons(Lessons):
         """True if a lesson names a call, and newer ratings or lessons of the same calls have overruled it."""
         return id in self._on_calls and self._acts.is_overruled(self.lesson(id).sources[0], self._taught)
 
+    def equal_to(self, ids: Sequence[str]) -> list[str]:
+        """Ids of further lessons that say the same as some, and hold: what several users have taught is no one's alone."""
+        said, known = {self.lesson(id).text for id in ids}, {*ids}
+        return [one.id for one in self if one.text in said and one.id not in known and not self.is_outdated(one.id)]
+
 
 class ReasoningBankMiddleware(CriticMiddleware[WeighedLessons]):
     """Shows lessons that a model drew from similar conversations.
@@ -168,6 +173,7 @@ class ReasoningBankMiddleware(CriticMiddleware[WeighedLessons]):
             room = lessons_text(content, alike, most, estimate_tokens)
             fitting = sum(lesson_line(content.lesson(id)) in room for id in alike)
             further = find(self.reach(self.settings.k))
+            further += content.equal_to(further)
             alike = self.share_out(place, further, lambda id: content.lesson(id).sources[0], fitting)
 
         def text(ids: Sequence[str]) -> str:

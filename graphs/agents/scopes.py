@@ -62,6 +62,8 @@ Mode = Literal["guide", "observe", "off"]
 """`guide`: records and advises. `observe`: records, and gives no advice: the control arm. `off`: neither."""
 LOG = logging.getLogger(__name__)
 DEFAULT_SCREEN, NO_SCREEN = Screen(), Screen(redacts=False, finds_instructions=False)
+MOST_NAMED = 5
+"""Recalled conversations that an account names."""
 MOST_SHARED = 200
 """Conversations that are recalled where users share, for the few that are shown."""
 LOOK_BACK_DAYS = 7.0
@@ -356,7 +358,9 @@ class ScopedLearner(ArgumentCheck, ScopeMemories[Index]):
             notes += (f"not counted here is what has a {more}: give {more}, as scopes() lists",)
         elif scope and not recorded:
             asked = " ".join(map(unquote, self.scope.labels(scope, to_last=True)))
-            notes += (f"nothing is recorded of {asked}; scopes() lists those that something is recorded of",)
+            agents = {str(scope_of(one)["agent"]) for one, _ in find_scopes(self.agent, ()) if one[1] != self.agent.label()}
+            others = f"; other agents of this store, which name= names: {', '.join(sorted(agents))}" * bool(agents)
+            notes += (f"nothing is recorded of {asked}; scopes() lists those that something is recorded of{others}",)
         if memory.left_out:
             said = f"max_added_tokens had no room for all that was recalled in {plural(memory.left_out, 'model call')}"
             notes += (said + f", and for none of it in {memory.unshown:,} of these" * bool(memory.unshown),)
@@ -378,7 +382,9 @@ class ScopedLearner(ArgumentCheck, ScopeMemories[Index]):
         about: Any = {"needs": self.needs, "remedy": remedy, "notes": notes, "quarantined": len(kept), "held": sum(kept)}
         given = () if rated else memory.conversations.feedback.all()
         about["idle"] = 0 if rated else sum(not all(said.is_silent for said in one.ratings) for one in given) - sum(kept)
-        counts = memory.consulted, memory.recalled, memory.unshown, memory.early, 2 * memory.guarded > memory.alike
+        is_rare = 2 * (memory.recalled + memory.unshown) < memory.consulted - memory.early
+        is_guarded = (4 if is_rare else 2) * memory.guarded > memory.alike
+        counts = memory.consulted, memory.recalled, memory.unshown, memory.early, is_guarded
         about["rewards"] = tuple(one.value for one in known if one.value is not None)
         return LearnerStatus(self.method, rated, *counts, nearest=memory.nearest, **about)
 
@@ -586,9 +592,9 @@ class ScopedLearner(ArgumentCheck, ScopeMemories[Index]):
         if entry.get("mode") == "observe" and recalled:
             cached = f", and showed nothing of it, since the mode is observe{cached}"
         # What was recalled may have had no room beside earlier advice.
-        words = (
-            f"recalled {', '.join(recalled)}" if recalled else "added nothing" if "left_out" in entry else "recalled nothing"
-        )
+        words = "added nothing" if "left_out" in entry else "recalled nothing"
+        if recalled:
+            words = f"recalled {', '.join(recalled[:MOST_NAMED])}{f' and {len(recalled) - MOST_NAMED} more' * (len(recalled) > MOST_NAMED)}"
         return [f"{entry['method']}: {words}{cached}", *entry.get("said", ())]
 
     @checks_arguments

@@ -46,7 +46,9 @@ _NO_PASSWORD = (
     r"empty|blank|reset|there|here|what|also|still|never|always|again|back|been|fine|very|only|same|long|short|different|please|without|"
     r"because|your|this|that|from|case|when|nicht|falsch|ung\u00fcltig|vergessen|jetzt|immer|noch|bitte)[.!?:)]*(?![^\s,;\"'])"
 )
-_PASSWORD_NAME = r"(?:pass[ -]?(?:word|wd|phrase|code|wort)|code[ -]?word|pwd|pw|kennwort|contrase\u00f1a|mot de passe)\b"
+_PASSWORD_NAME = (
+    r"(?:(?<=\bmy )pass|pass[ -]?(?:word|wd|phrase|code|wort)|code[ -]?word|pwd|pw|kennwort|contrase\u00f1a|mot de passe)\b"
+)
 _PASSWORD = re.compile(
     rf"(?i)\b({_PASSWORD_NAME}[\"']?"
     rf"(?:(?:\s+(?:for|to|of|at|f\u00fcr|zu)(?:\s+[\w.-]+){{1,4}}?)?{_IS}(?!{_NO_PASSWORD})"
@@ -59,7 +61,7 @@ _SETTING = re.compile(
     rf"(?!{_NO_PASSWORD})(?:(?=\S*\d)(?=\S*[a-z])[^\s\"'`,;]{{6,}}|(?<==)[^\s\"'`,;]{{8,}})"
 )
 """A setting whose name ends with the word for a secret, as `DB_PASSWORD=` and `"SecretAccessKey":`, with a value of letters and digits."""
-_PIN_NAME = r"(?:pin|otp|cvv|cvc|geheimzahl)(?:[ -]?(?:code|number|nummer))?\b"
+_PIN_NAME = r"(?:(?:pin|otp|cvv|cvc|geheimzahl)(?:[ -]?(?:code|number|nummer))?|(?:one[ -]time|security|verification|access)[ -](?:code|pin))\b"
 _PIN = re.compile(rf"(?i)\b({_PIN_NAME}[\"']?(?:{_IS}|\s+))\d{{3,12}}\b(?![.,:/-]\d)")
 _MIXED = r"(?=[^\s\"'`,;:()]*\d)(?=[^\s\"'`,;:()]*[a-z])[^\s\"'`,;:()]{5,}"
 _AS = r"[\"'`]?\s+(?:is|was|as|ist|war|als)\s+(?:(?:my|our|the|a|mein|meine|das|die)\s+)?"
@@ -112,6 +114,8 @@ _PRIVILEGE = _any_of(
     r"\b(?:needs?|requires?) no\b",
     r"\bno(?: [\w-]+){1,2} is (?:needed|required)\b",
     r"\bno longer (?:needed|required)\b",
+    r"\bdeserves?\b",
+    r"\b(?:is|are) (?:always )?(?:a |the )?(?:right|correct|best) (?:answer|choice|thing|solution|call)s?\b",
     r"\bwithout (?:an? |any )?(?:proof|receipt|return|check|verification|asking|approval)\b",
     r"(?<!\bmy )(?<!\bour )\b(?:customers?|members?|users?|clients?|every(?:one|body)|who\w*)\b[^.?!\n]{0,20} (?:gets?|receives?)\b",
     r"\bfor (?:every(?:one|body)|all (?:customers|users))\b",

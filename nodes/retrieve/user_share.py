@@ -1,4 +1,4 @@
-"""The share of one user in what memory shows to the others of his tenant: what he alone has taught, he alone is shown."""
+"""The share of one user in what memory shows to the others of his tenant."""
 
 from collections import Counter
 from collections.abc import Sequence

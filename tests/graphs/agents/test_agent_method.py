@@ -60,4 +60,4 @@ def test_jitrl_weighs_several_draws_of_a_cached_model() -> None:
         how = next(one.tool_calls[0]["args"]["how"] for one in out["messages"] if getattr(one, "tool_calls", None))
         learner.feedback(f"t{n}", reward=float(how == "replace"))
     assert how == "replace"
-    assert "memory changed 3 of 6 decisions" in str(learner.status())
+    assert "memory overruled 3 of 6 decisions" in str(learner.status())

@@ -17,6 +17,7 @@ from langchain.agents import create_agent
 from langchain.agents.middleware import dynamic_prompt
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.runnables import RunnableLambda
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.config import get_config
 from langgraph.store.memory import InMemoryStore
@@ -452,6 +453,24 @@ def test_where_users_share_a_memory_equal_lessons_count_as_without_users() -> No
 
     assert "was right (from 8 conversations)" in told()
     assert "was right (from 8 conversations)" in told(user="user_id")
+
+
+def test_a_lesson_that_several_users_have_taught_is_nobodys_alone_though_few_of_them_asked_alike() -> None:
+    lesson = '{"items": [{"title": "Sources", "description": "in answers", "content": "Cite the page."}]}'
+    agent, learner, _ = learning_agents.make(
+        "reasoning-bank", user="user_id", critic=RunnableLambda(lambda _: AIMessage(lesson))
+    )
+
+    def shown(user: str, asks: str) -> bool:
+        run = {"configurable": {"thread_id": user, "tenant": "acme", "user_id": user}}
+        agent.invoke({"messages": asks}, run)
+        return "recalled nothing" not in learner.explain(user, tenant="acme")
+
+    for user, asks in {"ann": "alpha", "bob": "beta", "cy": "gamma", "dee": "delta"}.items():
+        assert not shown(user, asks)
+        learner.feedback(user, reward=0.0, text="I wanted a new one", tenant="acme")
+        learner.learn(tenant="acme")
+    assert shown("eve", "alpha")
 
 
 def test_lessons_follow_a_truth_that_changes() -> None:
