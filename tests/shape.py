@@ -14,11 +14,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_423, "tests": 74_417}
+LINES: Mapping[str, int] = {"source": 87_444, "tests": 74_425}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,
-    "graphs/agents": 8_469,
+    "graphs/agents": 8_490,
     "graphs/baselines": 1_669,
     "graphs/cli": 2_990,
     "graphs/experiments": 7_618,
@@ -55,7 +55,7 @@ ROOMS: Mapping[str, int] = {
 """Most lines of each room; the files at the top of a folder are a room, too."""
 ARROWS_UP = 2
 """Most imports that run back up among the rooms of the four folders: those that would have to go for the rooms to lie on floors."""
-PUBLIC_NAMES = 1_272
+PUBLIC_NAMES = 1_273
 """Most names that files show to others: those in `__all__`, or without that list, all that do not begin with `_`."""
 FILE, GRAPH_FILE, FUNCTION = 700, 400, 60
 """Most lines of a file, of a file in graphs/, and of a function."""

@@ -51,7 +51,7 @@ from .lift import Lift, TrialPlan, TrialShare, measure_lift, retirement
 from .reward_sources import RewardScale, RewardSource, rating_text
 from .scope_memories import Index, ScopeMemories, ScopeMemory
 from .scope_values import ROOT, AgentScope, ScopeError, ScopeValue, ThreadId, scope_of
-from .status import LET_IN, LearnerStatus
+from .status import LET_IN, LearnerStatus, fall
 
 if TYPE_CHECKING:
     from .consultation import Place
@@ -165,6 +165,7 @@ class ScopedLearner(ArgumentCheck, ScopeMemories[Index]):
             )
         self._task = get("task")
         self.screen: Screen = get("screen", DEFAULT_SCREEN) or NO_SCREEN
+        self._has_key = get("state_key") is not None
         self.state_key, self._raters = self.screen.state_key(get("state_key", goal_and_last_turn)), get("raters")
 
     def mark_sources(self, memory: ScopeMemory[Index], ids: Sequence[str]) -> list[str]:
@@ -379,13 +380,23 @@ class ScopedLearner(ArgumentCheck, ScopeMemories[Index]):
             notes += (f"the words of {tool} are not kept {where}; if they are the app's own, {own} keeps them",)
         notes += (*self._unknown_tools(),)
         remedy = self.remedy + (", or similarity=, by meaning" if hasattr(self, "similarity") else "")
+        if self._has_key and self.remedy == LearnerStatus.remedy:
+            remedy = "by the state_key that was given, states are hardly ever alike"
+        rewards = tuple(one.value for one in known if one.value is not None)
+        if said := fall(rewards):
+            why = (
+                ""
+                if self._has_key
+                else "; give a state_key that names the kind of case, by which new ratings of an act replace old ones"
+            )
+            notes += (said + why,)
         about: Any = {"needs": self.needs, "remedy": remedy, "notes": notes, "quarantined": len(kept), "held": sum(kept)}
         given = () if rated else memory.conversations.feedback.all()
         about["idle"] = 0 if rated else sum(not all(said.is_silent for said in one.ratings) for one in given) - sum(kept)
         is_rare = 2 * (memory.recalled + memory.unshown) < memory.consulted - memory.early
         is_guarded = (4 if is_rare else 2) * memory.guarded > memory.alike
         counts = memory.consulted, memory.recalled, memory.unshown, memory.early, is_guarded
-        about["rewards"] = tuple(one.value for one in known if one.value is not None)
+        about["rewards"] = rewards
         return LearnerStatus(self.method, rated, *counts, nearest=memory.nearest, **about)
 
     def _unknown_tools(self) -> list[str]:

@@ -1,11 +1,12 @@
 """The state of a learner in numbers and in words: what it has learned, and above all what kept it from learning."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, pstdev
 
 from ...memory.errors import plural
 
-__all__ = ["LearnerStatus"]
+__all__ = ["LearnerStatus", "fall"]
 
 FEW = 20
 """Model calls, or rewards, from which on their share or mean says something."""
@@ -15,6 +16,15 @@ ASKED_AGAIN = "the next feedback or model call{pause} has it asked again, and le
 """When a critic is asked again that could not be asked."""
 LOW_SHARE = 0.5
 """Share of model calls with something recalled below which `status` says what would help."""
+
+
+def fall(rewards: Sequence[float]) -> str:
+    """A sentence where the newest rewards are clearly below the best ones before (2.5 standard errors); empty where they are not."""
+    means = [fmean(rewards[n : n + FEW]) for n in range(len(rewards) - FEW, -1, -FEW)]
+    newest, best = means[0] if means else 0.0, max(means, default=0.0)
+    if best - newest <= 2.5 * pstdev(rewards or [0]) * (2 / FEW) ** 0.5:
+        return ""
+    return f"rewards fell: {FEW} in a row earned {best:.2f}, and the newest {FEW} {newest:.2f}"
 
 
 @dataclass(frozen=True)

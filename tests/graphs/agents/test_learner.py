@@ -30,6 +30,7 @@ from learngraph.graphs.agents.reasoning_bank import ReasoningBankMiddleware
 from learngraph.graphs.agents.reflexion import ReflexionMiddleware
 from learngraph.graphs.agents.reward_sources import judge_source
 from learngraph.graphs.agents.scopes import ScopeOptions
+from learngraph.graphs.agents.status import fall
 from learngraph.graphs.agents.synapse import SynapseMiddleware
 from learngraph.graphs.agents.training_free_grpo import TrainingFreeGRPOMiddleware
 from learngraph.graphs.baselines.reasoning_bank import ReasoningBank
@@ -517,6 +518,10 @@ def test_status_says_whether_rewards_rose() -> None:
     status = learner.status(tenant="acme")
     assert status.rewards == (0.0,) * 22 + (1.0,) * 18
     assert "; mean reward 0.00 of the first 20, 0.90 of the newest 20; " in str(status)
+    assert not fall(status.rewards)
+    assert fall((*status.rewards, *[0.0] * 15)) == "rewards fell: 20 in a row earned 0.65, and the newest 20 0.25"
+    assert not fall([1.0] * 19 + [0.0])
+    assert not fall([])
 
 
 def test_an_error_of_a_methods_own_call_stops_no_agent(caplog: pytest.LogCaptureFixture) -> None:
