@@ -2,16 +2,29 @@
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.types import Command, Send, StateUpdate
+from langgraph._internal._constants import CONFIG_KEY_SEND, TASKS
+from langgraph._internal._runnable import RunnableCallable
+from langgraph.channels import LastValue
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.pregel._read import ChannelRead
+from langgraph.types import Send, StateUpdate
 
 from .moments import call_graph
 from .pauses import Graph, Invocation, innermost
 from .record_copy import copy_record
 
 __all__ = []
+
+ARROW = "branch:to:"
+"""The beginning of the names of the channels by which LangGraph's arrows start nodes; what is sent goes into one of its own, `TASKS`."""
+Place = tuple[Graph, RunnableConfig]
+"""A graph with its record, and a place there."""
+Write = tuple[str, Any]
+"""A channel, and what is written there; a lead is one that starts a node."""
 
 
 def write_edit(
@@ -23,67 +36,80 @@ def write_edit(
     in_loop: bool,
     nodes: Sequence[str],
     ended: Collection[str],
-) -> tuple[Graph, RunnableConfig]:
+) -> Place:
     """The graph with a record of its own that ends with an edit of a place, and the edit's place.
 
-    LangGraph writes values as if by nodes: their routers run anew, their Commands do not. Where other tasks follow than before, an edit
-    of nothing tells why. If it leads to the same tasks, no router reads the change, and the old tasks follow. Otherwise the routers'
-    tasks follow, beside the old ones to which no router leads.
+    The values are written without arrows and routers, and the old tasks follow. Then the routers are asked in copies of the record, before
+    the edit and behind it. Where they decide otherwise, their tasks follow, beside the old ones to which no router leads.
 
     Args:
         inside: the invocations in which the place is.
         in_loop: whether the graph is called in the loop of walks.
         nodes: the nodes that ran before the place; none at the first.
-        ended: ids of the place's tasks that have ended already, beside one that asks: they are not run again.
+        ended: ids of the place's tasks that have ended already, beside one that asks: they are not run again. What they wrote into a
+            channel that holds one value gives way to the edit.
     """
-    here: Any = innermost(graph, inside)
+    here, old, nodes = innermost(graph, inside), (graph, place), nodes or ["__start__"]
+    saver, write = cast(BaseCheckpointSaver[Any], graph.checkpointer), partial(_write, here, in_loop)
 
-    def write(update: Any, by: Sequence[str | None], writer: Any = None) -> tuple[Graph, RunnableConfig, list[Send | str]]:
-        saver, at = copy_record(graph.checkpointer, in_loop, place, anew=False), place
-        copy = graph.copy({"checkpointer": saver})
-        if writer:
-            at = RunnableConfig(configurable={**place["configurable"], "__pregel_checkpointer": saver})
-        updates = [StateUpdate({} if n else update, node) for n, node in enumerate(by)]
-        made = call_graph(writer or copy, in_loop, "bulk_update_state", at, [updates])
-        return copy, made, _tasks(copy, in_loop, made)
+    def redirect(led: list[Write], before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Write]:
+        """The leads of nodes as their routers decide behind the edit; the same list if they decide as before."""
+        plain, edited = (_leads(in_loop, write(at, said, asks=True)) for at, said in ((old, before), (new, after)))
+        save = saver.serde.dumps_typed  # what is sent may have no `==` of its own
+        if [*map(save, plain)] == [*map(save, edited)]:
+            return led
+        drawn = Counter(map(_target, plain))
+        for one in led:
+            drawn[_target(one)] -= 1
+            edited += [one] * (drawn[_target(one)] < 0)
+        return edited
 
-    before = _tasks(graph, in_loop, place)
-    copy, made, tasks = write(dict(channels), nodes or [None])
-    if _comparable(graph, tasks) != _comparable(graph, before):
-        plain = write({}, nodes or [None])[2]
-        if _comparable(graph, plain) == _comparable(graph, tasks):
-            tasks = before
-        else:
-            drawn = Counter(map(_node, plain))
-            for task in before:
-                drawn[_node(task)] -= 1
-                tasks += [task] * (drawn[_node(task)] < 0)
-        first = next(name for name in here.nodes if name != "__start__")
-        bare = here.nodes[first].copy({"writers": here.nodes[first].writers[:1]})  # without its arrows and routers
-        writer = here.copy({"nodes": {**here.nodes, first: bare}, "interrupt_before_nodes": ()})
-        copy, made, _ = write(Command(update=dict(channels), goto=tasks), [first], writer)
-    written = call_graph(graph.checkpointer, in_loop, "get_tuple", place).pending_writes or []
-    old, new = (call_graph(one, in_loop, "get_state", at).tasks for one, at in ((graph, place), (copy, made)))
-    ids = {(task.name, task.path): task.id for task in new}
-    for task in old:
+    led, nothing = _leads(in_loop, old), {node: list[Write]() for node in nodes}
+    new = write(old, {nodes[-1]: [*channels.items(), *led]})
+    if (decided := redirect(led, nothing, nothing)) is not led:
+        new = write(old, {nodes[-1]: [*channels.items(), *decided]})
+    held = {name: value for name, value in channels.items() if isinstance(here.channels[name], LastValue)}
+    saved = call_graph(saver, in_loop, "get_tuple", place).pending_writes or []
+    found, now = (call_graph(one, in_loop, "get_state", at).tasks for one, at in (old, new))
+    ids = {(task.name, task.path): task.id for task in now}
+    for task in found:
         if task.id in ended and (task.name, task.path) in ids:
-            left = [(channel, value) for id, channel, value in written if id == task.id]
-            memory: Any = copy.checkpointer
-            memory.put_writes(made, left, ids[task.name, task.path])
-    return copy, made
+            led = [(channel, value) for id, channel, value in saved if id == task.id and _is_lead(channel)]
+            was = [(channel, value) for id, channel, value in saved if id == task.id and not _is_lead(channel)]
+            left = [(channel, held.get(channel, value)) for channel, value in was]
+            left += redirect(led, {task.name: was}, {task.name: left})
+            memory: Any = new[0].checkpointer
+            memory.put_writes(new[1], left, ids[task.name, task.path])
+    return new
 
 
-def _tasks(graph: Graph, in_loop: bool, place: RunnableConfig) -> list[Send | str]:
-    """The tasks about to run at a place: nodes' names, and what is sent to nodes."""
-    names = [task.name for task in call_graph(graph, in_loop, "get_state", place).tasks if task.path[0] == "__pregel_pull"]
-    saved = call_graph(graph.checkpointer, in_loop, "get_tuple", place)
-    return [*names, *saved.checkpoint["channel_values"].get("__pregel_tasks", ())]
+def _write(here: Any, in_loop: bool, at: Place, updates: Mapping[str, Sequence[Write]], asks: bool = False) -> Place:
+    """A copy of a record that ends with writes by nodes, without their arrows and routers; where it asks them, as they decide then."""
+
+    def put(writes: Sequence[Write], config: RunnableConfig) -> Any:
+        config["configurable"][CONFIG_KEY_SEND](writes)
+        return ChannelRead.do_read(
+            config, select=[*here.builder.channels], fresh=True
+        )  # a router may read what its node returned
+
+    saver, put_all = copy_record(at[0].checkpointer, in_loop, at[1], anew=False), RunnableCallable(put, trace=False)
+    parts = {name: one.copy({"writers": [put_all, *(one.writers[1:] if asks else [])]}) for name, one in here.nodes.items()}
+    config = RunnableConfig(configurable={**at[1]["configurable"], "__pregel_checkpointer": saver})
+    said = [StateUpdate(writes, node) for node, writes in updates.items()]  # type: ignore[arg-type]
+    writer = here.copy({"nodes": parts, "interrupt_before_nodes": ()})
+    return at[0].copy({"checkpointer": saver}), call_graph(writer, in_loop, "bulk_update_state", config, [said])
 
 
-def _node(task: Send | str) -> str:
-    return task if isinstance(task, str) else task.node
+def _leads(in_loop: bool, at: Place) -> list[Write]:
+    """The leads to the tasks about to run at a place."""
+    tasks = call_graph(at[0], in_loop, "get_state", at[1]).tasks
+    sent = call_graph(at[0].checkpointer, in_loop, "get_tuple", at[1]).checkpoint["channel_values"].get(TASKS, ())
+    return [*((ARROW + one.name, None) for one in tasks if one.path[0] == "__pregel_pull"), *((TASKS, one) for one in sent)]
 
 
-def _comparable(graph: Any, tasks: Sequence[Send | str]) -> list[Any]:
-    """Tasks in a form to compare: the values that are sent may have no `==` of their own."""
-    return [graph.checkpointer.serde.dumps_typed(task) for task in tasks]
+def _is_lead(channel: str) -> bool:
+    return channel == TASKS or channel.startswith(ARROW)
+
+
+def _target(lead: Write) -> str:
+    return lead[1].node if isinstance(lead[1], Send) else lead[0].removeprefix(ARROW)

@@ -1,6 +1,6 @@
 """Tables of records and states that show themselves in a notebook, and checks of the values that a person writes into channels."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pprint import pformat
 from typing import Any, get_type_hints
@@ -176,6 +176,17 @@ def check_channels(graph: Any, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if name in hints and isinstance(known[name], LastValue):
             _check(name, hints[name], value)
+
+
+def check_edit(graph: Any, asked: Mapping[str, Any], state: Mapping[str, Any], save: Callable[[Any], Any]) -> None:
+    """Refuse an edit that the state behind it does not show, with a `StepperError`. `save` is the form in which a value is kept: read back,
+    it need not be equal. A channel with a reducer may show what it will."""
+    for name, value in asked.items():
+        channel, shown = graph.builder.channels[name], state.get(name)
+        differs = isinstance(channel, LastValue) and not _is_same(shown, value) and save(shown) != save(value)
+        if differs or name not in state:
+            kept = f"LangGraph's {type(channel).__name__} does not keep it"
+            raise StepperError(f"{to_line(value)} was written into `{name}`, which is not in the state behind the edit: {kept}")
 
 
 def check_names(graph: Any, names: Iterable[str]) -> None:

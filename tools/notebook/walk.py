@@ -68,7 +68,7 @@ from .moments import (
 )
 from .pauses import Graph, Invocation, find_subgraph, innermost, name_questions, pause_in
 from .record_copy import copy_record, write_back
-from .tables import StepperError, Table, channel_rows, channel_types, check_channels, check_names, table, to_line
+from .tables import StepperError, Table, channel_rows, channel_types, check_channels, check_edit, check_names, table, to_line
 
 __all__ = ["StepperError", "Table", "Walk", "start", "table"]
 
@@ -360,19 +360,20 @@ class Walk:
         played = [one for one in self.path() if source_of(one) != "update"]
         nodes = [*dict.fromkeys(task.name for task in played[-2].tasks)] if len(played) > 1 else []
         ended = {task.id for task in self._snapshot().tasks if task.result is not None and not task.interrupts}
-        before = replace(self)
+        before = dict(vars(self))
         self._begin_branch()
         try:
             with self._remembering():
                 self.graph, self.place = write_edit(
                     self.graph, self.place, channels, inside=self.inside, in_loop=self._in_loop, nodes=nodes, ended=ended
                 )
+            self._answers, self._asks_again = (), False
+            check_edit(self._stand(self.inside).here, channels, self.state, self._saver.serde.dumps_typed)
         except Exception as error:  # a reducer, or a condition of the graph's, may raise anything
-            self.branch, self._left = before.branch, before._left
+            vars(self).update(before)
             said = (str(error) or type(error).__name__).splitlines()[0]
             raise StepperError(f"the channels {', '.join(channels)} do not take these values: {said}") from error
-        self._answers, self._asks_again = (), False
-        return self._stand(self.inside)
+        return self
 
     def break_on(self, *stops: Stop) -> Self:
         """Set breakpoints: `until` and `finish` pause there, too. `breakpoints.clear()` takes them away.

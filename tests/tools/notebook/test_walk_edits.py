@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 from langchain.agents import create_agent
+from langgraph.channels import UntrackedValue
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, Send, interrupt
@@ -13,8 +14,9 @@ from typing_extensions import TypedDict
 from variants import quick
 
 from learngraph.graphs.studio.walk_session import WalkSession
+from learngraph.graphs.wiring.flow import wire
 from learngraph.tools.models.random_tools import HeedfulToolModel
-from learngraph.tools.notebook.walk import Walk, start
+from learngraph.tools.notebook.walk import StepperError, Walk, start
 
 
 class State(TypedDict):
@@ -106,3 +108,67 @@ def test_a_router_that_reads_the_edit_decides_anew_beside_a_command() -> None:
     walk = start(builder.compile(checkpointer=InMemorySaver()), {"note": "", "log": []}).step()
     assert sorted(walk.next) == ["c", "d"]
     assert sorted(walk.edit(note="other").next) == ["b", "c"]
+
+
+class Given(TypedDict):
+    words: str
+
+
+class Found(TypedDict):
+    docs: list[str]
+
+
+class Whole(Given, Found):
+    verdict: str
+    gone: Annotated[str, UntrackedValue]
+    read: Annotated[list[str], operator.add]
+
+
+def find(state: Given) -> Found:
+    return {"docs": state["words"].split()}
+
+
+def route(state: Whole) -> Literal["good", "bad"]:
+    return "good" if state.get("verdict") == "good" else "bad"
+
+
+def walk_along(flow: str, routed: str = "") -> Walk:
+    nodes: dict[str, Any] = {name: lambda state, name=name: {"read": [f"{name}{state.get('doc', '')}"]} for name in "bc"}
+    nodes |= {
+        "law": lambda state: {"verdict": interrupt("law")},
+        "money": lambda state: {"docs": [interrupt("money")]},
+        "find": find,
+    }
+    fan_outs: Any = {"find": lambda state: [{"doc": doc} for doc in state["docs"]]} if "find" in flow else {}
+    nodes = {name: node for name, node in nodes.items() if f" {name} " in flow}
+    builder = wire(StateGraph(Whole, input_schema=Given), flow, nodes, {routed: route} if routed else {}, fan_outs)
+    return start(builder.compile(checkpointer=InMemorySaver()), {"words": "x y"})
+
+
+def test_an_edit_at_the_first_moment_writes_what_no_input_holds_and_the_first_router_reads_it() -> None:
+    walk = walk_along("flowchart LR; START -->|good| b --> END; START -->|bad| c --> END", "START")
+    with pytest.raises(StepperError, match="`gone`, which is not in the state behind the edit: LangGraph's UntrackedValue"):
+        walk.edit(gone="lost", words="c")
+    assert (str(walk), walk.state, walk.branch) == ("moment 0, before c", {"words": "x y", "read": []}, None)
+    assert walk.edit(verdict="good", read=["mine"]).next == ("b",)
+    assert walk.finish().state == {"words": "x y", "verdict": "good", "read": ["mine", "b"]}
+
+
+FORKS = {"law & money --> b --> END": "", "law -->|good| b --> END; law -->|bad| c --> END; money --> END": "law"}
+
+
+@pytest.mark.parametrize("flow", FORKS)
+def test_an_edit_between_parallel_nodes_writes_also_what_the_ended_one_wrote(flow: str) -> None:
+    walk = walk_along(f"flowchart LR; START --> law & money ; {flow}", FORKS[flow]).finish().resume({"law": "bad"})
+    for values in ({"verdict": "good"}, {"docs": ["d"], "read": ["mine"]}):
+        assert walk.edit(**values).state.items() >= values.items()
+    assert (walk.state["verdict"], walk.next, walk.step().question) == ("good", ("money",), "money")
+    assert walk.resume("high").finish().state == {"words": "x y", "verdict": "good", "docs": ["high"], "read": ["mine", "b"]}
+    assert walk.drop().state == {"words": "x y", "verdict": "bad", "read": []}
+
+
+@pytest.mark.parametrize(("values", "read"), [({"docs": ["z"]}, ["bz"]), ({"verdict": "v", "words": "w"}, ["bx", "by"])])
+def test_the_fan_out_of_a_typed_node_reads_an_edit(values: Any, read: list[str]) -> None:
+    walk = walk_along("flowchart LR; START --> find -.-> b --> END").step()
+    assert walk.edit(**values).next == ("b",) * len(read)
+    assert walk.finish().state["read"] == read

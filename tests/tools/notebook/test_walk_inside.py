@@ -9,14 +9,14 @@ from functools import partial
 from pathlib import Path
 from sqlite3 import connect
 from types import SimpleNamespace
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, cast
 
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import END, START, MessagesState, StateGraph
-from langgraph.types import Command, Send, interrupt
+from langgraph.types import Send, interrupt
 from typing_extensions import TypedDict
 from variants import quick
 
@@ -435,22 +435,3 @@ def test_into_a_group_of_training_free_grpo() -> None:
     assert str(walk.step()) == "group[1] > moment 1, before rollout (5 times)"
     assert len(walk.step().state["rollouts"]) == 5
     assert walk.out().next == ("consolidate",)
-
-
-class Counted(TypedDict):
-    n: int
-    out: Annotated[list[int], operator.add]
-
-
-def judge(state: Counted) -> Command[Literal["again", "done"]]:
-    return Command(goto="again" if state["n"] < 3 else "done")
-
-
-def test_an_edit_behind_a_command_leads_on_as_the_command_did() -> None:
-    builder = StateGraph(Counted).add_node("judge", judge).add_node("again", lambda state: {"n": state["n"] + 1})
-    builder.add_node("done", lambda state: {"out": [state["n"]]}).add_edge(START, "judge").add_edge("again", "judge")
-    walk = start(builder.compile(checkpointer=InMemorySaver()), {"n": 2, "out": []}).until("done")
-    what_if = walk.fork().edit(n=7)
-    assert what_if.next == ("done",)
-    assert what_if.finish().state["out"] == [7]
-    assert walk.finish().state["out"] == [3]

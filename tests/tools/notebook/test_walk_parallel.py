@@ -1,4 +1,4 @@
-"""Walks through nodes that run side by side: each walk has answers of its own, and what they have left can be edited."""
+"""Walks through nodes that run side by side: each walk has answers of its own."""
 
 import operator
 import re
@@ -20,10 +20,10 @@ class State(TypedDict):
     log: Annotated[list[str], operator.add]
 
 
-def walk(asks: bool) -> Walk:
+def walk() -> Walk:
     builder = StateGraph(State)
     for name in "ab":
-        builder.add_node(name, lambda state, name=name: {"log": [f"{name} {interrupt(name) if asks else 'done'}"]})
+        builder.add_node(name, lambda state, name=name: {"log": [f"{name} {interrupt(name)}"]})
     builder.add_node("first", lambda state: {"log": ["first"]})
     builder.add_node("last", lambda state: {"log": [f"last {state['n']}"]})
     builder.add_edge(START, "first")
@@ -36,7 +36,7 @@ def walk(asks: bool) -> Walk:
 
 
 def test_two_walks_answer_the_same_open_questions_apart() -> None:
-    real = walk(asks=True)
+    real = walk()
     other, (first, second) = real.fork(), real.questions
     other.resume({first: "F"})
     real.resume({first: "R"})
@@ -48,7 +48,7 @@ def test_two_walks_answer_the_same_open_questions_apart() -> None:
 
 
 def test_an_edited_fork_leaves_the_questions_of_the_walk_open() -> None:
-    real = walk(asks=True)
+    real = walk()
     first, second = real.questions
     real.fork().edit(n=7)
     real.resume({first: 1})
@@ -56,15 +56,8 @@ def test_an_edited_fork_leaves_the_questions_of_the_walk_open() -> None:
     assert real.resume({second: 2}).finish().state["log"] == ["first", "a 1", "b 2", "last 0"]
 
 
-def test_what_parallel_nodes_have_left_is_edited_and_leads_on_as_it_did() -> None:
-    real = walk(asks=False)
-    other = real.fork().edit(n=7).edit(n=8)
-    assert (other.next, other.finish().state) == (("last",), {"n": 8, "log": ["first", "a done", "b done", "last 8"]})
-    assert real.finish().state["n"] == 0
-
-
 def test_an_answer_is_changed_while_others_are_open_and_given_anew_after_going_back() -> None:
-    real = walk(asks=True)
+    real = walk()
     first, second = real.questions
     with pytest.raises(StepperError, match=re.escape("such as resume({'a': ..., 'b': ...})")):
         real.resume("yes")
