@@ -77,11 +77,8 @@ class Arrows:
             FlowError: says so, and what to draw.
         """
         if target in self.always:
-            a = self.source
-            raise FlowError(
-                f"a Send of '{a}' leads to '{target}', and so does its plain arrow: it would run once for each. Draw "
-                f"'{a} -.-> {target}' in place of '{a} --> {target}'"
-            )
+            said = f"a Send of '{self.source}' leads to '{target}', and so does its plain arrow: it would run once for each"
+            raise FlowError(f"{said}. Draw '{self.source} -.-> {target}' in place of '{self.source} --> {target}'")
 
     def check_piece(self, send: Send) -> None:
         """Refuse a piece of work with a channel that its node does not read, but one much like it. A channel of the state is not misspelt.
@@ -142,7 +139,6 @@ class DrawnBranch(BranchSpec):
 
     def run(self, writer: Any, reader: Any = None) -> Any:
         """The branch's writer, as LangGraph asks for it."""
-
         source = self.arrows.source
 
         def write(packets: Any, static: bool = False) -> Any:
@@ -169,8 +165,9 @@ class DrawnBranch(BranchSpec):
             return await super()._aroute(input, config, reader=reader, writer=writer)
 
     def _explaining(self, input: Any, config: RunnableConfig, reader: Any) -> AbstractContextManager[None]:
-        which = f"the {'router' if self.arrows.is_routed else 'fan-out'} of '{self.arrows.source}'"
-        return explain_key(which, lambda: reader(config) if reader else input, self.arrows.builder)
+        at, of = self.arrows, "router" if self.arrows.is_routed else "fan-out"
+        which, own = f"the {of} of '{at.source}'", self.input_schema
+        return explain_key(which, lambda: reader(config) if reader else input, at.builder, at.source, own)
 
     def _finish(self, writer: Any, input: Any, result: Any, config: RunnableConfig) -> Any:
         is_several = isinstance(result, list | tuple) and len(result) > 1 and not any(isinstance(one, Send) for one in result)

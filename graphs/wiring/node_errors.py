@@ -41,12 +41,12 @@ class ReadingNode(RunnableCallable):
 
     def invoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
         """The update that the node returns."""
-        with explain_key(f"'{self.name}'", lambda: input, self.builder):
+        with explain_key(f"'{self.name}'", lambda: input, self.builder, self.name):
             return self._checked(super().invoke(input, config, **kwargs), config)
 
     async def ainvoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
         """The update that the node returns."""
-        with explain_key(f"'{self.name}'", lambda: input, self.builder):
+        with explain_key(f"'{self.name}'", lambda: input, self.builder, self.name):
             return self._checked(await super().ainvoke(input, config, **kwargs), config)
 
     def _checked(self, returned: Any, config: Any) -> Any:
@@ -59,8 +59,7 @@ class ReadingNode(RunnableCallable):
         channels = self.builder.channels.keys()
         parts = returned if isinstance(returned, list | tuple) else (returned,)
         if graphs := [one.graph for one in parts if isinstance(one, Command) and one.graph is not None]:  # of the graph around
-            around = ensure_config(config)["configurable"].get("checkpoint_ns", NS_SEP)
-            if Command.PARENT in graphs and NS_SEP not in around:
+            if Command.PARENT in graphs and NS_SEP not in ensure_config(config)["configurable"].get("checkpoint_ns", NS_SEP):
                 said = "which only a graph that runs as a node of another can return: leave out graph=, or draw it into one"
                 raise FlowError(f"'{self.name}' returned a Command with graph=Command.PARENT, {said}")
             return returned
@@ -91,21 +90,25 @@ class ReadingNode(RunnableCallable):
 
 
 @contextmanager
-def explain_key(reader: str, state: Callable[[], Any], builder: Any) -> Iterator[None]:
-    """A context in which a node or a router reads its state: an `InputError` in place of a KeyError where the state lacks the key."""
+def explain_key(reader: str, state: Callable[[], Any], builder: Any, node: str, own: Any = None) -> Iterator[None]:
+    """A context in which a node or its router (`own`: its type) reads the state: an `InputError` for a KeyError where the state lacks the key."""
     try:
         yield
     except KeyError as error:
         key, given = error.args[0] if error.args else None, state()
         if not isinstance(key, str) or not isinstance(given, Mapping) or key in given:
             raise
-        hint = did_you_mean(key, builder.channels)
         typed = {f"'{name}'": getattr(spec.runnable, "typed", NodeChannels()) for name, spec in builder.nodes.items()}
-        if silent := " and ".join(name for name, one in typed.items() if key in one.writes and name != reader):
-            said = f"which nothing has written: it is in the return type of {silent}, but was not returned; return it there, or give it in the input"
+        silent = [name for name, one in typed.items() if key in one.writes and name != reader]
+        type = own or getattr(builder.nodes.get(node), "input_schema", builder.state_schema)
+        if key in builder.channels.keys() - builder.schemas.get(type, {key}) and (own or f"'{node}'" not in silent):
+            whose = f"its type {type_name(type)}" if own or reader == f"'{node}'" else f"the type {type_name(type)} of '{node}'"
+            said = f"which {whose} does not have, and so is not given: add `{key}` to {type_name(type)}"
+        elif silent:
+            said = f"which nothing has written: it is in the return type of {' and '.join(silent)}, but was not returned; return it there, or give it in the input"
         elif key in builder.channels:
             said = "which nothing has written: give it in the input, or draw a node before that writes it"
-        elif hint:
+        elif hint := did_you_mean(key, builder.channels):
             said = f"which is no channel of the state{hint}"
         else:
             raise
@@ -155,7 +158,7 @@ def work_pieces(returned: Any, targets: Sequence[str]) -> list[Any]:
 
 def ends_here(source: str | None) -> str:
     """The end of a sentence about a node from which nothing has led on."""
-    return f"so the run would end behind '{source}', and no arrow says so; draw '{source} -.-> END' if it may end there"
+    return f"so nothing would follow '{source}', and no arrow says so; draw '{source} -.-> END' if its way may end there"
 
 
 def reading_node(given: Any, node: Any, builder: Any, runs_on: bool) -> Any:
