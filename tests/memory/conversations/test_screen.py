@@ -26,6 +26,12 @@ def test_secrets_are_blackened_and_other_numbers_stay(said: str, kept: str) -> N
     assert Screen().redact(said) == kept
 
 
+def test_a_long_text_without_a_space_is_read_at_once() -> None:
+    """Each place of it was the beginning of a mail address, looked for up to the end: minutes."""
+    assert Screen(pii=True).redact(said := "a-" * 100_000) == said
+    assert Screen(pii=True).redact(f"{said}@b.c ann.lee+x@shop.co.uk, ann@x") == f"{said}@b.c [private], ann@x"
+
+
 @pytest.mark.parametrize("said", SECRETS["no_secrets"])
 def test_words_about_passwords_are_no_secrets(said: str) -> None:
     assert Screen().redact(said) == said
