@@ -986,6 +986,8 @@ async def test_keys_stay_in_the_widget_and_it_follows_python(tmp_path: Path) -> 
             "document.activeElement.dispatchEvent(new KeyboardEvent('keydown', { key: 'f', bubbles: true, composed: true }))"
         )
         await answer_until("document.querySelectorAll('.forks li').length === 2")
+        await opened.run("document.querySelector('.pen').focus(); document.activeElement.click()")
+        await answer_until("document.activeElement.closest('form.ask') !== null")
         # JupyterLab asks the element with the focus for this mark, and its parents too late.
         assert await opened.run("document.querySelector('section.run').hasAttribute('data-lm-suppress-shortcuts')")
         key = "new KeyboardEvent('keydown', { key: '?', bubbles: true, composed: true })"

@@ -229,7 +229,10 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
   }, [busy]);
 
   const tell = (args) => ask("act", { view, branch, expected: "", ...args }).then((found) => setOverview(found)).catch(report);
-  const begin = (channel, index) => ask("form", { branch, channel, index }).then((form) => setAsking({ channel, index, form }), report);
+  const begin = (channel, index) => {
+    if (shortcuts === "inside") root.current?.focus({ preventScroll: true });  // the pencil goes where the form comes, and its focus went to the notebook's cell
+    return ask("form", { branch, channel, index }).then((form) => setAsking({ channel, index, form }), report);
+  };
   const write = (value) => JSON.stringify(value) === JSON.stringify(asking.form.value) ? setAsking(null) : act("edit", { channel: asking.channel, index: asking.index, value });
   const editor = (channel, index) => ({
     form: () => asking?.channel === channel && asking.index === index && html`<${Form} title=${index === undefined ? channel : `${channel}, ${index}`} form=${asking.form} submit=${write} close=${() => setAsking(null)}/>`,
