@@ -90,7 +90,7 @@ class ReadingNode(RunnableCallable):
 
 
 @contextmanager
-def explain_key(reader: str, state: Callable[[], Any], builder: Any, node: str, own: Any = None) -> Iterator[None]:
+def explain_key(reader: str, state: Callable[[], Any], builder: Any, node: str | None, own: Any = None) -> Iterator[None]:
     """A context in which a node or its router (`own`: its type) reads the state: an `InputError` for a KeyError where the state lacks the key."""
     try:
         yield

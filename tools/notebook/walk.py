@@ -275,9 +275,12 @@ class Walk:
         known = {**self._seen, **places}
         by_id = isinstance(answer, Mapping) and len(answer) > 0 and answer.keys() <= known.keys()
         if len(places) > 1 and not by_id:
-            form = ", ".join(f"{one!r}: ..." for one in names or places)
-            key = "node" if names else "id"
-            raise StepperError(f"{len(places)} nodes ask: answer with a dict of {key} -> answer, such as resume({{{form}}})")
+            form, key = ", ".join(f"{one!r}: ..." for one in names or places), "node" if names else "id"
+            odd = [*(answer.keys() - known if isinstance(answer, Mapping) else ())]
+            said = f"{odd[0]!r} does not ask{did_you_mean(str(odd[0]), names)}; " if odd else ""
+            raise StepperError(
+                f"{said}{len(places)} nodes ask: answer with a dict of {key} -> answer, such as resume({{{form}}})"
+            )
         given = {known[id]: said for id, said in answer.items()} if by_id else {next(iter(places.values())): answer}
         for one in self._interrupts():
             if places[one.id] in given:

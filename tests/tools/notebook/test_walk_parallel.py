@@ -61,6 +61,8 @@ def test_an_answer_is_changed_while_others_are_open_and_given_anew_after_going_b
     first, second = real.questions
     with pytest.raises(StepperError, match=re.escape("such as resume({'a': ..., 'b': ...})")):
         real.resume("yes")
+    with pytest.raises(StepperError, match=r"^'aa' does not ask; did you mean a\?; 2 nodes ask"):
+        real.resume({"aa": "yes"})
     assert real.resume({first: 1}).answers == {first: 1}
     assert real.resume({first: 2}).answers == {first: 2}
     assert real.path()[-1].next == real.next == ("b",)
