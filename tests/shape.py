@@ -14,11 +14,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_485, "tests": 74_472}
+LINES: Mapping[str, int] = {"source": 87_520, "tests": 74_510}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,
-    "graphs/agents": 8_490,
+    "graphs/agents": 8_504,
     "graphs/baselines": 1_669,
     "graphs/cli": 2_990,
     "graphs/experiments": 7_618,
@@ -30,7 +30,7 @@ ROOMS: Mapping[str, int] = {
     "memory/attempts": 653,
     "memory/claas": 2_815,
     "memory/conversations": 3_216,
-    "memory/lessons": 1_335,
+    "memory/lessons": 1_345,
     "memory/returns": 1_062,
     "memory/search": 1_506,
     "memory/storage": 3_016,
@@ -40,7 +40,7 @@ ROOMS: Mapping[str, int] = {
     "nodes/extract": 2_041,
     "nodes/learn": 1_559,
     "nodes/retrieve": 2_193,
-    "nodes/synthesize": 1_318,
+    "nodes/synthesize": 1_329,
     "nodes/update": 2_078,
     "tools/agent_tools": 1_396,
     "tools/environments": 8_923,

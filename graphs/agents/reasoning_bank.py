@@ -21,6 +21,7 @@ from ...memory.conversations.messages import last_user_message
 from ...memory.conversations.store import Reflection
 from ...memory.lessons.by_task import Lessons
 from ...memory.records import Lesson, Task, Trajectory
+from ...memory.search.similarity import Similarity, TokenSimilarity
 from ...nodes.arguments import Share
 from ...nodes.ask import Ask, estimate_tokens
 from ...nodes.fence import escape_tags
@@ -57,17 +58,21 @@ class WeighedLessons(Lessons):
 
     Args:
         share: the share of one user in the ratings that count, in (0, 1].
+        similarity: how the texts of conversations are compared.
     """
 
-    def __init__(self, share: float) -> None:
-        super().__init__()
+    def __init__(self, share: float, similarity: Similarity) -> None:
+        super().__init__(similarity=similarity)
         self._acts = RatedActs(share)
+        self._order = dict[str, int]()
+        """Id of a conversation -> its place among all."""
         self._taught, self._on_calls = set[str](), set[str]()
         """Ids of the conversations that have a lesson, and of the lessons on calls: of words, ratings of the same call say nothing."""
 
     def add_of(self, trajectory: Trajectory, success: bool | None, lessons: Sequence[Lesson]) -> None:
         """Put the lessons of a conversation into the library, in place of the former ones."""
         self._acts.add(trajectory, success)
+        self._order.setdefault(trajectory.id, len(self._order))
         (self._taught.add if lessons[0].text else self._taught.discard)(trajectory.id)
         for one in lessons:
             (self._on_calls.add if names_a_call(trajectory, one.text) else self._on_calls.discard)(one.id)
@@ -76,6 +81,10 @@ class WeighedLessons(Lessons):
     def is_outdated(self, id: str) -> bool:
         """True if a lesson names a call, and newer ratings or lessons of the same calls have overruled it."""
         return id in self._on_calls and self._acts.is_overruled(self.lesson(id).sources[0], self._taught)
+
+    def age(self, source: str) -> int:
+        """The number of conversations that came after one."""
+        return len(self._order) - 1 - self._order[source]
 
     def equal_to(self, ids: Sequence[str]) -> list[str]:
         """Ids of further lessons that say the same as some, and hold: what several users have taught is no one's alone."""
@@ -94,6 +103,8 @@ class ReasoningBankMiddleware(CriticMiddleware[WeighedLessons]):
         settings: ReasoningBank's: `k` conversations (5 by default, the paper's 1 is few where feedback is noisy) or items,
             `max_items`, `max_memory_tokens` (2,000 by default), `success_threshold` (any reward above 0 if not given).
         min_similarity: the least similarity of a conversation whose lessons are shown, in [0, 1].
+        similarity: another comparison of conversations than by words, such as by embeddings (`memory.search.vectors.CosineSimilarity`):
+            by words, those without one in common are not alike.
         prompts: a directory whose prompt files take the place of those of the same name.
         options: those of `CriticMiddleware`.
     """
@@ -107,10 +118,12 @@ class ReasoningBankMiddleware(CriticMiddleware[WeighedLessons]):
         critic: Runnable[Any, Any] | None = None,
         settings: ReasoningBank | None = None,
         min_similarity: Share = 0.0,
+        similarity: Similarity | None = None,
         prompts: Path | None = None,
         **options: Unpack[CriticOptions],
     ) -> None:
         super().__init__(store, critic=critic, **options)
+        self.similarity = similarity or TokenSimilarity()
         self.settings = settings or ReasoningBank(k=5, max_memory_tokens=2_000)
         self.min_similarity = min_similarity
         self._world = ChatWorld(DOMAIN)
@@ -124,7 +137,7 @@ class ReasoningBankMiddleware(CriticMiddleware[WeighedLessons]):
 
     def make_content(self) -> WeighedLessons:
         """An empty library."""
-        return WeighedLessons(self.max_user_share)
+        return WeighedLessons(self.max_user_share, self.similarity)
 
     def question(
         self, trajectory: Trajectory, content: WeighedLessons, critic: Runnable[Any, Any], card: str
@@ -177,12 +190,12 @@ class ReasoningBankMiddleware(CriticMiddleware[WeighedLessons]):
             alike = self.share_out(place, further, lambda id: content.lesson(id).sources[0], fitting)
 
         def text(ids: Sequence[str]) -> str:
-            lines = lessons_text(content, ids, most, estimate_tokens, weighed=True)
+            lines = lessons_text(content, ids, most, estimate_tokens, content.age)
             return self._prompt.text(lessons=escape_tags(lines.rstrip())) if lines else ""
 
         chosen = place.choose(alike, text)
         section = text(chosen)
-        shown = lessons_text(content, chosen, most, estimate_tokens, weighed=True)
+        shown = lessons_text(content, chosen, most, estimate_tokens, content.age)
         entry: dict[str, Any] = {
             "recalled": list(dict.fromkeys(id for one in chosen for id in content.lesson(one).sources)),
             "lessons": chosen,

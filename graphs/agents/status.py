@@ -19,12 +19,13 @@ LOW_SHARE = 0.5
 
 
 def fall(rewards: Sequence[float]) -> str:
-    """A sentence where the newest rewards are clearly below the best ones before (2.5 standard errors); empty where they are not."""
+    """A sentence where the newest rewards are clearly below the best ones before (2 standard errors); empty where they are not."""
     means = [fmean(rewards[n : n + FEW]) for n in range(len(rewards) - FEW, -1, -FEW)]
     newest, best = means[0] if means else 0.0, max(means, default=0.0)
-    if best - newest <= 2.5 * pstdev(rewards or [0]) * (2 / FEW) ** 0.5:
+    if best - newest <= 2 * pstdev(rewards or [0]) * (2 / FEW) ** 0.5:
         return ""
-    return f"rewards fell: {FEW} in a row earned {best:.2f}, and the newest {FEW} {newest:.2f}"
+    ago = means.index(best) * FEW
+    return f"rewards fell: the newest {FEW} earned {newest:.2f}, and {FEW} in a row {best:.2f}, {ago} ratings before"
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,7 @@ _INSTRUCTIONS = {
         rf"(?m:^)[ \t]{{0,9}}(?:(?-i:SYSTEM|ADMIN(?:ISTRATOR)?|DEVELOPER)\s*:[^\n]{{0,60}}\b(?:is|are|has|have|must|may|do)\b|(?:system|admin(?:istrator)?|developer)\s*:[^?\n]{{0,60}}{_PRIVILEGE})",
     ),
     "has the tags of a prompt": (
-        r"</?\s*(?:system|instructions?|information|attempt|record|lessons?|advice|conversation|important)\s*>",
+        r"(?:[<\u2039]|&lt;)/?\s*(?:system|instructions?|information|attempt|memory|record|lessons?|advice|conversation|important)\s*(?:[>\u203a]|&gt;)",
     ),
     "changes what the agent is for": (
         r"\b(?:you are now|from now on,? (?:you|always|never)|your new (?:task|role|instructions?)|new instructions?\s*:)",

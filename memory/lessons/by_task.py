@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..display import ShownAsTable, Table, make_table
 from ..errors import UserError
 from ..records import Lesson
-from ..search.similarity import JaccardIndex, jaccard, shingles
+from ..search.similarity import Similarity, TokenSimilarity
 from ..storage.branches import ABSENT, History, branching
 
 __all__ = ["BadLesson", "LessonStore", "Lessons"]
@@ -46,8 +46,8 @@ def source_of_lesson(lesson: str) -> str:
 class _TaskLessons:
     """The lessons of one domain by the task that they were learned on, with an exact index of the tasks' texts."""
 
-    def __init__(self) -> None:
-        self.index = JaccardIndex()
+    def __init__(self, similarity: Similarity) -> None:
+        self.similarity, self.index = similarity, similarity.rows()
         self.rows: dict[tuple[str, str], int] = {}  # task and its text -> its row in the index
         self.lessons: list[dict[str, int]] = []  # row -> ids of its lessons with the number of each, in the order of learning
         self.newest = np.full(64, -1, np.int64)  # row -> number of the lesson learned last, -1 without one; longer than needed
@@ -56,7 +56,7 @@ class _TaskLessons:
         key = lesson.task, lesson.instruction
         if (row := self.rows.get(key)) is None:
             row = self.rows[key] = len(self.lessons)
-            self.index.add(shingles(lesson.instruction))
+            self.index.add(self.similarity.read([lesson.instruction])[0])
             self.lessons.append({})
             if row == len(self.newest):
                 self.newest = np.concatenate([self.newest, np.full(row, -1, np.int64)])
@@ -83,9 +83,9 @@ class _TaskLessons:
             newest[row] = next((number for id, number in reversed(self.lessons[row].items()) if id not in ids), -1)
         return newest
 
-    def nearest(self, instruction: str, k: int, min_similarity: float, hidden: Iterable[Lesson]) -> list[int]:
-        """The rows of the k tasks most like this text, best first; among equals the one that taught something last."""
-        newest, asked, fetch = self.visible(hidden), shingles(instruction), 32 * k
+    def nearest(self, asked: Any, k: int, min_similarity: float, hidden: Iterable[Lesson]) -> list[int]:
+        """The rows of the k tasks most like a text that was read, best first; among equals the one that taught something last."""
+        newest, fetch = self.visible(hidden), 32 * k
         while True:
             rows, similarities = self.index.nearest(asked, fetch, min_similarity, newest >= 0)
             if len(rows) < fetch or similarities[-1] < similarities[k - 1]:  # all equals of the last one are there
@@ -100,10 +100,15 @@ class Lessons(ShownAsTable):
 
     A lesson without text records that its source was read and taught nothing: the source is not read again, and the lesson is
     never found. Safe to use from several threads; a second process sees new lessons after `reload`.
+
+    Args:
+        records: the durable store; None: they last as long as the process.
+        similarity: how the texts of tasks are compared, such as by embeddings (`memory.search.vectors.CosineSimilarity`); None: by
+            their words and the runs of these.
     """
 
-    def __init__(self, records: LessonStore | None = None) -> None:
-        self._records = records
+    def __init__(self, records: LessonStore | None = None, similarity: Similarity | None = None) -> None:
+        self._records, self._similarity = records, similarity or TokenSimilarity()
         self._lock = threading.Lock()
         self._lessons: dict[str, Lesson] = {}  # in the order of learning
         self._sources: dict[str, list[str]] = {}  # source -> ids
@@ -131,12 +136,13 @@ class Lessons(ShownAsTable):
         Args:
             instruction, k, filters: as for `search`.
         """
-        asked = frozenset(shingles(instruction))
         ages = {one.id: number for number, one in enumerate(reversed(list(self)))}
-        rows = [
-            (jaccard(asked, frozenset(shingles(one.instruction))), one.text, ages.get(one.id), one.instruction)
-            for one in self.search(instruction, k, **filters)
-        ]
+        found, index = self.search(instruction, k, **filters), self._similarity.rows()
+        for reading in self._similarity.read([one.instruction for one in found]):
+            index.add(reading)
+        places, alike = index.nearest(self._similarity.read_query(instruction), len(found), self._similarity.minimum, None)
+        similarity = dict(zip(places.tolist(), alike.tolist(), strict=True))
+        rows = [(similarity.get(n, 0.0), one.text, ages.get(one.id), one.instruction) for n, one in enumerate(found)]
         head = ("similarity", "text", "age in lessons", "learned on")
         return make_table(f"{len(rows)} recalled of {self!r}", head, rows, len(rows))
 
@@ -172,7 +178,7 @@ class Lessons(ShownAsTable):
 
     def as_of(self, moment: str) -> Lessons:
         """A copy of the lessons as they were at a moment (memory/storage/branches.py), without a store."""
-        made = Lessons()
+        made = Lessons(similarity=self._similarity)
         with self._lock:
             for lesson in self._history.undo(self._lessons, moment).values():
                 made._keep(lesson)
@@ -193,7 +199,7 @@ class Lessons(ShownAsTable):
         self._lessons[lesson.id] = lesson
         if lesson.text:
             if lesson.domain not in self._domains:
-                self._domains[lesson.domain] = _TaskLessons()
+                self._domains[lesson.domain] = _TaskLessons(self._similarity)
             self._domains[lesson.domain].add(lesson, self._numbers[lesson.id])
             self._runs.setdefault(lesson.run, {})[lesson.id] = lesson
 
@@ -213,6 +219,9 @@ class Lessons(ShownAsTable):
             if not source_of_lesson(lesson.id):
                 raise BadLesson(f"the id of a lesson is <source>/<number>, got {lesson.id!r}")
         ids = {lesson.id for lesson in lessons}
+        self._similarity.read(
+            [lesson.instruction for lesson in lessons if lesson.text]
+        )  # an encoder is slow, and keeps what it has read
         with self._lock:
             old = [id for name in {source_of_lesson(id) for id in ids} for id in self._sources.get(name, ()) if id not in ids]
             if self._records is not None:
@@ -258,9 +267,8 @@ class Lessons(ShownAsTable):
     ) -> list[Lesson]:
         """All lessons learned on the k tasks whose text is most like this one, or the k lessons learned on such tasks.
 
-        The similarity is the Jaccard index of the texts' words and their runs (`shingles`), compared with every task's text.
-        Most similar task first, among equals the one that taught something last; of a task the newest lesson first. Texts
-        without a word in common are never similar.
+        Every task's text is compared. Most similar task first, among equals the one that taught something last; of a task the newest
+        lesson first. By words, texts without one in common are never similar.
 
         Args:
             instruction: the text of the task at hand.
@@ -273,21 +281,23 @@ class Lessons(ShownAsTable):
         """
         if k < 1:
             raise BadLesson(f"asked for the lessons of {k} {by}: k is at least 1")
+        asked = self._similarity.read_query(instruction)
         with self._lock:
             if (known := self._domains.get(domain)) is None:
                 return []
             run, episode = before or ("", 0)
             later = self._runs.get(run, {}).values() if before is not None else ()
             hidden = {lesson.id: lesson for lesson in later if lesson.domain == domain and lesson.episode >= episode}
-            rows = known.nearest(instruction, k, min_similarity, hidden.values())
+            rows = known.nearest(asked, k, min_similarity, hidden.values())
             ids = (id for row in rows for id in reversed(known.lessons[row]) if id not in hidden)
             most = limit if by == "tasks" else min(k, k if limit is None else limit)
             return [self._lessons[id] for id in islice(ids, most)]
 
     def nearest_similarity(self, instruction: str, domain: str = "") -> float:
         """The similarity of the task in this domain whose text is most like this one; 0 without any."""
+        asked = self._similarity.read_query(instruction)
         with self._lock:
             if (known := self._domains.get(domain)) is None:
                 return 0.0
             among = known.visible(()) >= 0
-            return float(next(iter(known.index.nearest(shingles(instruction), 1, 0.0, among)[1]), 0.0))
+            return float(next(iter(known.index.nearest(asked, 1, 0.0, among)[1]), 0.0))

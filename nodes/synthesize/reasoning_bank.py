@@ -400,19 +400,30 @@ class LessonsPart(PromptPart[PromptLessons]):
         return shown
 
 
+OLD = 20
+"""Conversations from which on their number stands beside a lesson."""
+
+
 def lessons_text(
-    library: Lessons, ids: Sequence[str], max_tokens: int, count_tokens: Callable[[str], int], *, weighed: bool = False
+    library: Lessons,
+    ids: Sequence[str],
+    max_tokens: int,
+    count_tokens: Callable[[str], int],
+    age: Callable[[str], int] | None = None,
 ) -> str:
-    """Lessons as a list in a prompt, the most fitting last, as many as `max_tokens` have room for. Equal lessons are shown once, and
-    where they are weighed, with the number of conversations that they were drawn from."""
+    """Lessons as a list in a prompt, the most fitting last, as many as `max_tokens` have room for. Equal lessons are shown once. With the
+    age of a source, in conversations: each with the number of those that it was drawn from, and how long ago the newest of them was."""
     lines, shown, sources = "", set[str](), defaultdict[str, set[str]](set)
-    for lesson in map(library.lesson, ids if weighed else ()):
+    for lesson in map(library.lesson, ids if age else ()):
         sources[lesson_line(lesson)].update(lesson.sources)
     for id in ids:  # a task may have thousands: those after the first that does not fit are not looked at
         line = lesson_line(library.lesson(id))
         if line in shown:
             continue
-        told = f"{line.rstrip()} (from {len(sources[line])} conversations)\n" if len(sources[line]) > 1 else line
+        origin = [f"from {len(sources[line])} conversations"] * (len(sources[line]) > 1)
+        if age and (least := min(map(age, sources[line]))) >= OLD:
+            origin.append(f"{'the newest ' if origin else ''}{least // 10 * 10} conversations ago")
+        told = f"{line.rstrip()} ({', '.join(origin)})\n" if origin else line
         if count_tokens(f"Lessons:\n{told}{lines}") > max_tokens:
             break
         shown.add(line)

@@ -15,6 +15,7 @@ import pytest
 from help_desk import HeedfulClerk, play
 from langchain.agents import create_agent
 from langchain.agents.middleware import dynamic_prompt
+from langchain_core.embeddings import Embeddings
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import RunnableLambda
@@ -30,6 +31,7 @@ from learngraph.graphs.baselines.reasoning_bank import ReasoningBank
 from learngraph.memory.conversations.turns import Conversation, Rating, Turn, rated_trajectories
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Task, Trajectory, Transition
+from learngraph.memory.search.vectors import CosineSimilarity
 from learngraph.tools.models.random_tools import HeedfulToolModel, RandomToolModel
 
 methods = pytest.mark.parametrize("method", ["reasoning-bank", "reflexion"])
@@ -455,6 +457,12 @@ def test_where_users_share_a_memory_equal_lessons_count_as_without_users() -> No
     assert "was right (from 8 conversations)" in told(user="user_id")
 
 
+CITES = RunnableLambda(
+    lambda _: AIMessage('{"items": [{"title": "Sources", "description": "in answers", "content": "Cite the page."}]}')
+)
+"""A critic that always draws the same lesson."""
+
+
 def test_a_lesson_that_several_users_have_taught_is_nobodys_alone_though_few_of_them_asked_alike() -> None:
     lesson = '{"items": [{"title": "Sources", "description": "in answers", "content": "Cite the page."}]}'
     agent, learner, _ = learning_agents.make(
@@ -471,6 +479,28 @@ def test_a_lesson_that_several_users_have_taught_is_nobodys_alone_though_few_of_
         learner.feedback(user, reward=0.0, text="I wanted a new one", tenant="acme")
         learner.learn(tenant="acme")
     assert shown("eve", "alpha")
+
+
+def test_with_embeddings_a_lesson_reaches_a_question_without_a_word_of_its_own() -> None:
+    class Topics(Embeddings):
+        def embed_documents(self, texts: list[str]) -> list[list[float]]:
+            return [[1.0, float("shoes" in text), float("drills" in text)] for text in texts]
+
+        def embed_query(self, text: str) -> list[float]:
+            return self.embed_documents([text])[0]
+
+    def recalls(**options: Any) -> bool:
+        agent, learner, _ = learning_agents.make("reasoning-bank", critic=CITES, **options)
+        for thread, asks in (("a", "What about returned shoes?"), ("b", "How long do drills last?")):
+            agent.invoke({"messages": asks}, learning_agents.config(thread))
+            if thread == "a":
+                learner.feedback(thread, reward=0.0, text="Cite the page", tenant="acme")
+                learner.learn(tenant="acme")
+        return "recalled a/0" in learner.explain("b", tenant="acme")
+
+    assert not recalls()
+    assert recalls(similarity=CosineSimilarity(Topics()))
+    assert not recalls(similarity=CosineSimilarity(Topics()), min_similarity=0.9)
 
 
 def test_lessons_follow_a_truth_that_changes() -> None:

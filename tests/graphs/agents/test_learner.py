@@ -519,7 +519,10 @@ def test_status_says_whether_rewards_rose() -> None:
     assert status.rewards == (0.0,) * 22 + (1.0,) * 18
     assert "; mean reward 0.00 of the first 20, 0.90 of the newest 20; " in str(status)
     assert not fall(status.rewards)
-    assert fall((*status.rewards, *[0.0] * 15)) == "rewards fell: 20 in a row earned 0.65, and the newest 20 0.25"
+    assert (
+        fall((*status.rewards, *[0.0] * 15))
+        == "rewards fell: the newest 20 earned 0.25, and 20 in a row 0.65, 20 ratings before"
+    )
     assert not fall([1.0] * 19 + [0.0])
     assert not fall([])
 

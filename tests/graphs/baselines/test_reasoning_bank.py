@@ -397,15 +397,20 @@ def test_lessons_fit_their_room_and_the_best_stay(room: int, texts: list[str]) -
         assert len("\n".join(["Lessons:", *expected[: len(lines) + 1]])) + 1 > room
 
 
-def test_a_weighed_lesson_says_how_many_conversations_it_was_drawn_from() -> None:
+def test_a_weighed_lesson_says_how_many_conversations_it_was_drawn_from_and_how_long_ago() -> None:
     library = Lessons()
     for n, text in enumerate(["write long", "write long", "write short", "write long"]):
         library.add([Lesson(f"r/{n}/0", text, sources=(f"t{n}/0",))])
     ids = [one.id for one in library]
-    assert lessons_text(library, ids, 999, len, weighed=True).splitlines() == [
+    assert lessons_text(library, ids, 999, len, lambda source: 0).splitlines() == [
         "Lessons:",
         "- write short",
         "- write long (from 3 conversations)",
+    ]
+    assert lessons_text(library, ids, 999, len, lambda source: {"t2/0": 57, "t3/0": 40}.get(source, 99)).splitlines() == [
+        "Lessons:",
+        "- write short (50 conversations ago)",
+        "- write long (from 3 conversations, the newest 40 conversations ago)",
     ]
     assert "conversations" not in lessons_text(library, ids, 999, len), "the papers' prompts stay"
 
