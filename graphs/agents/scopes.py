@@ -14,6 +14,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from inspect import signature
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypedDict, TypeVar, Unpack
 from urllib.parse import unquote
@@ -382,7 +383,7 @@ class ScopedLearner(ArgumentCheck, ScopeMemories[Index]):
         remedy = self.remedy + (", or similarity=, by meaning" if hasattr(self, "similarity") else "")
         if self._has_key and self.remedy == LearnerStatus.remedy:
             remedy = "by the state_key that was given, states are hardly ever alike"
-        rewards = tuple(one.value for one in known if one.value is not None)
+        rewards = tuple(one.value for one in known if one.value is not None and isfinite(one.value))
         if said := fall(rewards):
             why = (
                 ""
