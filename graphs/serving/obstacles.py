@@ -23,7 +23,7 @@ KINDS = {
     "ahead": "feedback on new replies",
     "learned": "new wishes are learned as they come; the newest corrections (up to four) teach with the next feedback: the gate reads them first",
     "nothing to learn": "words, or rewards that differ: feedback on good replies and on bad ones",
-    "gate": "feedback on new replies, or a wider bound",
+    "gate": "feedback on new replies, or a wider bound; where the live version itself is wrong, POST /v1/adapters/NAME/rollback",
     "resting": "the next feedback wakes it",
     "bound": "a wider bound, which GET /v1/status names, or another adapter for other wishes",
 }
@@ -108,7 +108,8 @@ def _help_with_gate(line: Mapping[str, Any]) -> str:
         help.append("feedback on new replies shows whether what was liked before is liked still")
     if "corrected replies lost" in failed:
         help.append(
-            "more corrections that agree: after learning the present ones, the model gives other corrected prompts a reply that nobody asked for"
+            "more corrections that agree: after learning the present ones, the model gives other corrected prompts a reply that nobody asked for. If "
+            "the live version does so already, POST /v1/adapters/NAME/rollback"
         )
     if failed & {"kl", "entropy", "retention"}:
         help.append("a wider bound (--gate.max-kl, --gate.min-entropy-share, --gate.max-logprob-loss), or a rollback")
