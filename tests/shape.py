@@ -14,22 +14,22 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_521, "tests": 74_510}
+LINES: Mapping[str, int] = {"source": 87_526, "tests": 74_516}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,
-    "graphs/agents": 8_505,
+    "graphs/agents": 8_507,
     "graphs/baselines": 1_669,
     "graphs/cli": 2_990,
     "graphs/experiments": 7_618,
     "graphs/presets": 108,
-    "graphs/serving": 2_478,
+    "graphs/serving": 2_479,
     "graphs/studio": 2_249,
     "graphs/wiring": 5_018,
     "memory": 1_503,
     "memory/attempts": 653,
     "memory/claas": 2_815,
-    "memory/conversations": 3_216,
+    "memory/conversations": 3_218,
     "memory/lessons": 1_345,
     "memory/returns": 1_062,
     "memory/search": 1_506,

@@ -115,6 +115,7 @@ _PRIVILEGE = _any_of(
     r"\bno(?: [\w-]+){1,2} is (?:needed|required)\b",
     r"\bno longer (?:needed|required)\b",
     r"\bdeserves?\b",
+    r"\b(?:always (?:refund|approve|waive|grant|accept|skip)|(?:refund|approve|waive|grant|accept|skip)s? (?:every|all|any))\b",
     r"\b(?:is|are) (?:always )?(?:a |the )?(?:right|correct|best) (?:answer|choice|thing|solution|call)s?\b",
     r"\bwithout (?:an? |any )?(?:proof|receipt|return|check|verification|asking|approval)\b",
     r"(?<!\bmy )(?<!\bour )\b(?:customers?|members?|users?|clients?|every(?:one|body)|who\w*)\b[^.?!\n]{0,20} (?:gets?|receives?)\b",
@@ -139,7 +140,7 @@ _PRIVILEGE = _any_of(
 """What a rule or a privilege gives, of which a memory is to be told."""
 _MEMORY = _any_of(
     r"(?:(?m:^)|[.!?:;,(]|\b(?:please|also|and|always))\s{0,3}(?:remember|memori[sz]e|keep in mind|(?:don't|do not) forget|make a note|note (?:to|for) \w*self)\b",
-    r"\b(?:store|save|keep|record|add|put|write|commit|update)\b[^.?!\n]{0,30}\b(?:memory|mind|your(?: [\w-]+)? (?:notes|records|knowledge)|a (?:rule|lesson)|for (?:later|next|future))\b",
+    r"\b(?:store|save|keep|record|add|put|write|commit|update)\b[^.?!\n]{0,30}\b(?:memory|mind|your(?: [\w-]+)? (?:notes|records|knowledge|lessons)|a (?:rule|lesson)|for (?:all )?(?:later|next|future))\b",
     r"\byour (?:memory|records|notes) (?:should|must)\b",
     r"\bmerken? (?:dir|sie sich)\b",
     r"\bmerk dir\b",
@@ -154,7 +155,7 @@ _GRANT = _any_of(
 """What a standing order tells the agent to do."""
 _INSTRUCTIONS = {
     "asks to ignore instructions": (
-        r"\b(?:ignore|disregard|forget|override)\b(?:[^.\n]|\n(?!\n)){0,40}\b(?:instructions?|prompts?|rules|polic(?:y|ies)|guidelines)\b",
+        r"\b(?:ignore|disregard|forget|override)\b(?:[^.\n]|\n(?!\n)){0,40}\b(?:instructions?|prompts?|rules|polic(?:y|ies)|guidelines|what you were told)\b",
     ),
     "speaks as the system": (
         r"\b(?:system|admin(?:istrator)?|developer)\s+(?:note|notice|message|prompt|override|instructions?)\b\s*[:>\]]",
@@ -197,6 +198,7 @@ _INSTRUCTIONS = {
         r"\bwhoever\b[^.?!\n]{0,40} (?:may|can) (?:see|get|have|read|change|cancel)\b",
     ),
     "announces a rule": (
+        r"\byour new (?:policy|rule) is\b",
         r"\b(?:new|updated|changed) (?:policy|rule|procedure)\s*:(?![^.!\n]*\?)",
         rf"\b(?:policy|rules?) (?:has|have|was|were|is|are) (?:now|changed|new|updated)\b(?![^.!\n]*\?)[^.!\n]{{0,40}}{_PRIVILEGE}",
         r"\b(?:lesson|tip|hint)s?(?: is)? (?:that|for|to) (?:[\w-]+ ){0,2}(?:agents?|assistants?)\b",

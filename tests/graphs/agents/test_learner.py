@@ -509,6 +509,12 @@ def test_status_says_what_keeps_a_learner_from_learning() -> None:
     assert learner.status(tenant="bob").consulted == 0
 
 
+def test_status_asks_for_a_state_key_only_who_has_given_none() -> None:
+    for given in ({}, {"state_key": desk.issue}):
+        learner = JitRLMiddleware(InMemoryStore(), decide=["resolve"], **given)
+        assert learner._has_key == bool(given)
+
+
 def test_status_says_whether_rewards_rose() -> None:
     agent, learner = make(InMemoryStore())
     for n in range(40):
