@@ -1,6 +1,6 @@
 """Edits of a run's state: they lead on as the nodes before them did, except where a router reads what they change."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
@@ -11,11 +11,12 @@ from langgraph._internal._runnable import RunnableCallable
 from langgraph.channels import LastValue
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.pregel._read import ChannelRead
-from langgraph.types import Send, StateUpdate
+from langgraph.types import PregelTask, Send, StateUpdate
 
 from .moments import call_graph
 from .pauses import Graph, Invocation, innermost
 from .record_copy import copy_record
+from .tables import StepperError
 
 __all__ = []
 
@@ -46,8 +47,11 @@ def write_edit(
         inside: the invocations in which the place is.
         in_loop: whether the graph is called in the loop of walks.
         nodes: the nodes that ran before the place; none at the first.
-        ended: ids of the place's tasks that have ended already, beside one that asks: they are not run again. What they wrote into a
-            channel that holds one value gives way to the edit.
+        ended: ids of the place's tasks that have ended already, beside one that asks: of the tasks that follow, those of the same node
+            and input are not run again. What they wrote into a channel that holds one value gives way to the edit.
+
+    Raises:
+        StepperError: all the tasks that follow have ended already, so that nothing would run.
     """
     here, old, nodes = innermost(graph, inside), (graph, place), nodes or ["__start__"]
     saver, write = cast(BaseCheckpointSaver[Any], graph.checkpointer), partial(_write, here, in_loop)
@@ -70,16 +74,19 @@ def write_edit(
         new = write(old, {nodes[-1]: [*channels.items(), *decided]})
     held = {name: value for name, value in channels.items() if isinstance(here.channels[name], LastValue)}
     saved = call_graph(saver, in_loop, "get_tuple", place).pending_writes or []
-    found, now = (call_graph(one, in_loop, "get_state", at).tasks for one, at in (old, new))
-    ids = {(task.name, task.path): task.id for task in now}
-    for task in found:
-        if task.id in ended and (task.name, task.path) in ids:
+    ids = defaultdict[bytes, list[str]](list)
+    for task, lead in (now := _tasks(in_loop, new)):
+        ids[saver.serde.dumps_typed(lead)[1]].append(task.id)
+    for task, lead in (before := _tasks(in_loop, old)):
+        if task.id in ended and (same := ids[saver.serde.dumps_typed(lead)[1]]):
             led = [(channel, value) for id, channel, value in saved if id == task.id and _is_lead(channel)]
             was = [(channel, value) for id, channel, value in saved if id == task.id and not _is_lead(channel)]
             left = [(channel, held.get(channel, value)) for channel, value in was]
             left += redirect(led, {task.name: was}, {task.name: left})
             memory: Any = new[0].checkpointer
-            memory.put_writes(new[1], left, ids[task.name, task.path])
+            memory.put_writes(new[1], left, same.pop(0))
+    if now and not any(ids.values()) and any(task.id not in ended for task, _ in before):
+        raise StepperError("all that would follow has been done already, so that nothing would run: go on, and edit then")
     return new
 
 
@@ -100,11 +107,17 @@ def _write(here: Any, in_loop: bool, at: Place, updates: Mapping[str, Sequence[W
     return at[0].copy({"checkpointer": saver}), call_graph(writer, in_loop, "bulk_update_state", config, [said])
 
 
-def _leads(in_loop: bool, at: Place) -> list[Write]:
-    """The leads to the tasks about to run at a place."""
+def _tasks(in_loop: bool, at: Place) -> list[tuple[PregelTask, Write]]:
+    """The tasks about to run at a place, each with its lead; those that are sent come last."""
     tasks = call_graph(at[0], in_loop, "get_state", at[1]).tasks
     sent = call_graph(at[0].checkpointer, in_loop, "get_tuple", at[1]).checkpoint["channel_values"].get(TASKS, ())
-    return [*((ARROW + one.name, None) for one in tasks if one.path[0] == "__pregel_pull"), *((TASKS, one) for one in sent)]
+    drawn = [(one, (ARROW + one.name, None)) for one in tasks if one.path[0] == "__pregel_pull"]
+    return [*drawn, *((one, (TASKS, sent[int(one.path[1])])) for one in tasks if one.path[0] != "__pregel_pull")]
+
+
+def _leads(in_loop: bool, at: Place) -> list[Write]:
+    """The leads to the tasks about to run at a place."""
+    return [lead for _, lead in _tasks(in_loop, at)]
 
 
 def _is_lead(channel: str) -> bool:

@@ -172,3 +172,28 @@ def test_the_fan_out_of_a_typed_node_reads_an_edit(values: Any, read: list[str])
     walk = walk_along("flowchart LR; START --> find -.-> b --> END").step()
     assert walk.edit(**values).next == ("b",) * len(read)
     assert walk.finish().state["read"] == read
+
+
+def test_work_that_is_done_is_known_by_its_input_where_an_edit_of_its_list_is_made() -> None:
+    """By its place in the list, a piece of work was done twice and another never; where nothing was left, the run ended without a word."""
+
+    class Plan(TypedDict):
+        items: list[str]
+        log: Annotated[list[str], operator.add]
+
+    def work(state: dict[str, str]) -> dict[str, list[str]]:
+        return {"log": [f"{state['item']} {interrupt(state['item']) if state['item'] != 'a' else 'done'}"]}
+
+    nodes: dict[str, Any] = {"plan": lambda state: {"log": []}, "work": work, "collect": lambda state: {"log": ["collected"]}}
+    hand_out = {"plan": lambda state: [{"item": one} for one in state["items"]]}
+    builder = wire(StateGraph(Plan), "flowchart LR; START --> plan -.-> work --> collect --> END", nodes, {}, hand_out)
+    begun = {"items": ["a", "b", "c"]}
+    walk = start(builder.compile(checkpointer=InMemorySaver()), begun).step(2)
+    assert sorted((walk.question or {}).values()) == ["b", "c"]
+    with pytest.raises(StepperError, match="all that would follow has been done already"):
+        walk.edit(items=["a"])
+    assert (walk.branch, walk.next, walk.state["items"]) == (None, ("work", "work"), begun["items"])
+    walk.edit(items=["d", "a", "a"]).step()
+    assert walk.question == "d", "of two equal pieces one was done"
+    walk.resume("now").finish()
+    assert sorted(walk.state["log"]) == ["a done", "a done", "collected", "d now"]
