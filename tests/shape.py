@@ -14,11 +14,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_539, "tests": 74_541}
+LINES: Mapping[str, int] = {"source": 87_541, "tests": 74_542}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,
-    "graphs/agents": 8_507,
+    "graphs/agents": 8_503,
     "graphs/baselines": 1_669,
     "graphs/cli": 2_990,
     "graphs/experiments": 7_618,
@@ -30,7 +30,7 @@ ROOMS: Mapping[str, int] = {
     "memory/attempts": 653,
     "memory/claas": 2_815,
     "memory/conversations": 3_218,
-    "memory/lessons": 1_345,
+    "memory/lessons": 1_351,
     "memory/returns": 1_062,
     "memory/search": 1_506,
     "memory/storage": 3_016,

@@ -103,6 +103,7 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
 
     method: ClassVar[str] = "jitrl"
     needs: ClassVar[str] = "a reward, a call of a tool in decide=, and states that are alike"
+    _default_key = staticmethod(without_values)
 
     def __init__(
         self,
@@ -115,10 +116,7 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         similarity: Similarity | None = None,
         **options: Unpack[LearnerOptions],
     ) -> None:
-        has_key = options.get("state_key") is not None
-        options.setdefault("state_key", without_values)
         super().__init__(store, **options)
-        self._has_key = has_key
         self.similarity = similarity
         floor = MIN_SIMILARITY if similarity is None else similarity.default_floor
         self.settings = settings or JitRL(min_similarity=floor, gamma=1.0, exploration_bonus=0.0)

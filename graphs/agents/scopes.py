@@ -139,6 +139,8 @@ class ScopedLearner(ArgumentCheck, ScopeMemories[Index]):
     needs: ClassVar[str] = ""
     """What a conversation takes to be recalled beside feedback of any kind."""
     remedy: ClassVar[str] = LearnerStatus.remedy
+    _default_key = staticmethod(goal_and_last_turn)
+    """The text by which states are compared where no `state_key` is given."""
     tool_lists: Mapping[str, Sequence[str]] = {}
     """Further options that name tools of the agent, each with what it names."""
 
@@ -167,7 +169,7 @@ class ScopedLearner(ArgumentCheck, ScopeMemories[Index]):
         self._task = get("task")
         self.screen: Screen = get("screen", DEFAULT_SCREEN) or NO_SCREEN
         self._has_key = get("state_key") is not None
-        self.state_key, self._raters = self.screen.state_key(get("state_key", goal_and_last_turn)), get("raters")
+        self.state_key, self._raters = self.screen.state_key(get("state_key", self._default_key)), get("raters")
 
     def mark_sources(self, memory: ScopeMemory[Index], ids: Sequence[str]) -> list[str]:
         """The sources of a section, as `are_known` asks for them: here ids of trajectories, those of failures with a mark."""
@@ -385,12 +387,8 @@ class ScopedLearner(ArgumentCheck, ScopeMemories[Index]):
             remedy = "by the state_key that was given, states are hardly ever alike"
         rewards = tuple(one.value for one in known if one.value is not None and isfinite(one.value))
         if said := fall(rewards):
-            why = (
-                ""
-                if self._has_key
-                else "; give a state_key that names the kind of case, by which new ratings of an act replace old ones"
-            )
-            notes += (said + why,)
+            why = "; give a state_key that names the kind of case, by which new ratings of an act replace old ones"
+            notes += (said + why * (not self._has_key),)
         about: Any = {"needs": self.needs, "remedy": remedy, "notes": notes, "quarantined": len(kept), "held": sum(kept)}
         given = () if rated else memory.conversations.feedback.all()
         about["idle"] = 0 if rated else sum(not all(said.is_silent for said in one.ratings) for one in given) - sum(kept)

@@ -8,7 +8,7 @@ once.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Literal, Protocol
 
@@ -47,16 +47,16 @@ class _TaskLessons:
     """The lessons of one domain by the task that they were learned on, with an exact index of the tasks' texts."""
 
     def __init__(self, similarity: Similarity) -> None:
-        self.similarity, self.index = similarity, similarity.rows()
+        self.index = similarity.rows()
         self.rows: dict[tuple[str, str], int] = {}  # task and its text -> its row in the index
         self.lessons: list[dict[str, int]] = []  # row -> ids of its lessons with the number of each, in the order of learning
         self.newest = np.full(64, -1, np.int64)  # row -> number of the lesson learned last, -1 without one; longer than needed
 
-    def add(self, lesson: Lesson, number: int) -> None:
+    def add(self, lesson: Lesson, number: int, reading: Any) -> None:
         key = lesson.task, lesson.instruction
         if (row := self.rows.get(key)) is None:
             row = self.rows[key] = len(self.lessons)
-            self.index.add(self.similarity.read([lesson.instruction])[0])
+            self.index.add(reading)
             self.lessons.append({})
             if row == len(self.newest):
                 self.newest = np.concatenate([self.newest, np.full(row, -1, np.int64)])
@@ -167,6 +167,7 @@ class Lessons(ShownAsTable):
             return
         dated = getattr(self._records, "with_moments", None)
         stored = list(dated()) if dated is not None else [("", lesson) for lesson in self._records.all()]
+        readings = self._read([lesson for _, lesson in stored])
         with self._lock:
             self._lessons.clear()
             self._sources.clear()
@@ -174,14 +175,16 @@ class Lessons(ShownAsTable):
                 known.clear()
             self._history = History((moment, lesson.id) for moment, lesson in stored)
             for _, lesson in stored:
-                self._keep(lesson)
+                self._keep(lesson, readings)
 
     def as_of(self, moment: str) -> Lessons:
         """A copy of the lessons as they were at a moment (memory/storage/branches.py), without a store."""
         made = Lessons(similarity=self._similarity)
         with self._lock:
-            for lesson in self._history.undo(self._lessons, moment).values():
-                made._keep(lesson)
+            known = [*self._history.undo(self._lessons, moment).values()]
+        readings = self._read(known)
+        for lesson in known:
+            made._keep(lesson, readings)
         return made
 
     def writes_since(self, moment: str) -> dict[Any, Any]:
@@ -189,7 +192,12 @@ class Lessons(ShownAsTable):
         with self._lock:
             return {id: self._lessons.get(str(id), ABSENT) for id in self._history.keys_since(moment)}
 
-    def _keep(self, lesson: Lesson) -> None:
+    def _read(self, lessons: Iterable[Lesson]) -> dict[str, Any]:
+        """Text of a task -> its form that is compared, for what can be found. An encoder is slow: not to be called under the lock."""
+        texts = [*dict.fromkeys(lesson.instruction for lesson in lessons if lesson.text)]
+        return dict(zip(texts, self._similarity.read(texts), strict=True))
+
+    def _keep(self, lesson: Lesson, readings: Mapping[str, Any]) -> None:
         if lesson.id not in self._lessons:
             self._sources.setdefault(source_of_lesson(lesson.id), []).append(lesson.id)
             self._numbers[lesson.id] = self._count
@@ -200,7 +208,7 @@ class Lessons(ShownAsTable):
         if lesson.text:
             if lesson.domain not in self._domains:
                 self._domains[lesson.domain] = _TaskLessons(self._similarity)
-            self._domains[lesson.domain].add(lesson, self._numbers[lesson.id])
+            self._domains[lesson.domain].add(lesson, self._numbers[lesson.id], readings[lesson.instruction])
             self._runs.setdefault(lesson.run, {})[lesson.id] = lesson
 
     def _hide(self, lesson: Lesson) -> None:
@@ -219,9 +227,7 @@ class Lessons(ShownAsTable):
             if not source_of_lesson(lesson.id):
                 raise BadLesson(f"the id of a lesson is <source>/<number>, got {lesson.id!r}")
         ids = {lesson.id for lesson in lessons}
-        self._similarity.read(
-            [lesson.instruction for lesson in lessons if lesson.text]
-        )  # an encoder is slow, and keeps what it has read
+        readings = self._read(lessons)
         with self._lock:
             old = [id for name in {source_of_lesson(id) for id in ids} for id in self._sources.get(name, ()) if id not in ids]
             if self._records is not None:
@@ -235,7 +241,7 @@ class Lessons(ShownAsTable):
                 self._sources[source_of_lesson(id)].remove(id)
             for lesson in lessons:
                 self._history.note(lesson.id, self._lessons.get(lesson.id, ABSENT))
-                self._keep(lesson)
+                self._keep(lesson, readings)
 
     def has_source(self, source: str) -> bool:
         """True if this source was read, even if it taught nothing."""

@@ -510,9 +510,10 @@ def test_status_says_what_keeps_a_learner_from_learning() -> None:
 
 
 def test_status_asks_for_a_state_key_only_who_has_given_none() -> None:
-    for given in ({}, {"state_key": desk.issue}):
+    for given, said in (({}, "give a state_key that names"), ({"state_key": desk.issue}, "by the state_key that was given")):
         learner = JitRLMiddleware(InMemoryStore(), decide=["resolve"], **given)
         assert learner._has_key == bool(given)
+        assert said in learner.status().remedy
 
 
 def test_status_says_whether_rewards_rose() -> None:
