@@ -1,17 +1,15 @@
 """Everything that a test's process leaves behind: its children, and the folders of interpreters."""
 
 import tempfile
-from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 
 def children() -> set[int]:
     """Processes that this one started and has not buried."""
-    found = set[int]()
-    for task in Path("/proc/self/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
-            found |= {int(pid) for pid in (task / "children").read_text().split()}
-    return found
+    # /proc/self/task misses those of a thread that ends while it is read
+    return {child.pid for child in psutil.Process().children()}
 
 
 def folders() -> set[str]:
