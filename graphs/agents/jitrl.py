@@ -41,6 +41,7 @@ from ...memory.conversations.messages import last_user_message, steps, text_read
 from ...memory.conversations.reviews import REJECTED
 from ...memory.errors import UserError, did_you_mean, plural
 from ...memory.records import Candidate, Experience, Neighbour, Observation, Trajectory, Transition
+from ...memory.returns.experiences import ExperienceScope
 from ...memory.search.similarity import Similarity
 from ...nodes.act.advantage import action_values
 from ...nodes.act.choose import softmax
@@ -78,6 +79,8 @@ MIN_SIMILARITY = 0.9
 """The least similarity of texts that count as the same situation."""
 UNTRIED_SHARE = 0.5
 """Share of what decisions earn here that an untried one is worth: so praise counts where nothing was ever blamed."""
+LAST_SHOWN = 3
+"""Returns of a decision that the model reads beside their mean, so that it sees what is right no more."""
 MOST_CHANGES = 2
 """The number of times in a turn that memory overrules the model, or changes its decision without anything new to read after it."""
 
@@ -167,7 +170,7 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
     def consult(self, request: ModelRequest[Any], place: Place, memory: DecisionMemory) -> Consultation:
         """Ask the model with what memory knows; at a decision weigh its proposals, and overrule it where the past is sure."""
         state = self._recall(request, place, memory)
-        guided, section, sources = request, self._advice(state["neighbours"], place.room), recalled_ids(state["neighbours"])
+        guided, section, sources = request, self._advice(state, memory, place.room), recalled_ids(state["neighbours"])
         # Where memory knows nothing, there is nothing to weigh, and the model is asked once.
         knows = bool(state["neighbours"]) and place.trial.is_advised
         if knows:  # what may be replaced is not shown to a client before it is sure
@@ -282,12 +285,14 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         own, least = ("", place.user), min(2, 1 / self.max_user_share)
         return [one for one in found[::-1] if users.get(trajectory_id(one), "") in own or len(made_by[one.action]) >= least]
 
-    def _advice(self, neighbours: Sequence[Neighbour], room: AdviceRoom) -> str:
+    def _advice(self, state: Mapping[str, Any], memory: DecisionMemory, room: AdviceRoom) -> str:
         """The knowledge of memory about this situation in words; empty where each decision was taken once, and earned nothing."""
         lines, says = list[str](), False
-        for action, (count, mean) in sorted(action_values(neighbours).items(), key=lambda one: -one[1][1]):
+        for action, (count, mean) in sorted(action_values(state["neighbours"]).items(), key=lambda one: -one[1][1]):
             if (form := self.decisions.form_of_memory(action)) is not None and self.decisions.is_open(form):
-                lines.append(f"- {escape_tags(action)}: {plural(count, 'time')}, {mean:.3g}")
+                last = _last_returns([one for one in state["neighbours"] if one.action == action], memory, state["scope"])
+                newest = f"; the last first: {', '.join(f'{one:.3g}' for one in last)}" if {*last} != {mean} else ""
+                lines.append(f"- {escape_tags(action)}: {plural(count, 'time')}, {mean:.3g}{newest}")
                 says = says or count > 1 or mean > self.rewards.least
 
         def text(shown: Sequence[str]) -> str:
@@ -371,3 +376,13 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         return ModelResponse(
             [AIMessage("", tool_calls=calls, id=f"{message.id}-learned", name=message.name)], first.structured_response
         )
+
+
+def _last_returns(neighbours: Sequence[Neighbour], memory: DecisionMemory, scope: ExperienceScope) -> list[float]:
+    """The last `LAST_SHOWN` returns of a decision in the most similar of some states, the last first."""
+    nearest = max(one.similarity for one in neighbours)
+    found = list[float]()
+    for one in neighbours:  # of one state, or single visits, oldest first
+        if one.similarity == nearest:
+            found += [visit.value for visit in memory.returns.visits(one.id, **scope)] if one.count > 1 else [one.mean]
+    return found[: -LAST_SHOWN - 1 : -1]

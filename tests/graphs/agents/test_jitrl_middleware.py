@@ -161,6 +161,31 @@ def test_decisions_follow_a_truth_that_changes(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"user": "user_id"}])
+def test_the_model_reads_what_a_decision_earned_last(options: dict[str, Any]) -> None:
+    def resolve(how: Literal["refund", "replace"]) -> str:
+        """Resolve the customer's issue."""
+        return f"{how}: arranged"
+
+    learner = JitRLMiddleware(InMemoryStore(), decide=["resolve"], state_key=lambda messages: "broken", **options)
+    asked, lines = list[str](), list[str]()
+
+    class Clerk(desk.GuessingClerk):
+        def say(self, messages: Any) -> AIMessage:
+            asked.append("\n".join(message.text for message in messages))
+            call = {"name": "resolve", "args": {"how": "refund"}, "id": "c1"}
+            return AIMessage("Done.") if messages[-1].type == "tool" else AIMessage("", tool_calls=[call])
+
+    for number, reward in enumerate([1.0, 1.0, 1.0, 0.0, 0.0, 1.0]):
+        agent = create_agent(Clerk(), [resolve], middleware=[learner], checkpointer=InMemorySaver())
+        agent.invoke({"messages": "It is broken."}, {"configurable": {"thread_id": f"t{number}", "user_id": f"u{number}"}})
+        lines += re.findall(r"^- resolve.*", asked[-1], re.M)
+        learner.feedback(f"t{number}", reward=reward)
+    *first, before_last, last = [line.partition("): ")[2] for line in lines]
+    assert {"1 time, 1", "2 times, 1", "3 times, 1"} >= {*first}
+    assert (before_last, last) == ("4 times, 0.75; the last first: 0, 1, 1", "5 times, 0.6; the last first: 0, 0, 1")
+
+
+@pytest.mark.parametrize("options", [{}, {"user": "user_id"}])
 def test_visits_of_an_alike_state_take_no_place_of_those_of_the_state_itself(options: dict[str, Any]) -> None:
     def resolve(how: Literal["refund", "replace"]) -> str:
         """Resolve the customer's issue."""
