@@ -121,7 +121,8 @@ class ScopedLearner(ArgumentCheck, ScopeMemories[Index]):
             (`help(Screen)`, of memory/conversations/screen.py). Not given: `Screen()`. None: neither.
         hold: True: nothing is learned from a rated conversation before a person calls `release`. A function is given the
             conversation, and says whether to hold it: a shadow evaluation, say. Not given: nothing waits.
-        raters: who may give feedback, by the `source` that the caller of `feedback` says; not given: anybody.
+        raters: who may give feedback, by the `source` that the caller of `feedback` says; not given: anybody. The words of those named
+            here are learned also where they read like instructions, but for those of `user`, the source that is not given.
         control: share of the threads in [0, 1], by a hash of their ids, that get no advice: `lift` says what it is worth. Not given: 0.
         holdout: probability in [0, 1] with which a recalled item is withheld from a thread: the one with the fewest trials. Not given: 0.
         min_lift: an item whose lift is surely below this reward is shown no more; None, as if not given: no item is retired. It needs
@@ -330,7 +331,8 @@ class ScopedLearner(ArgumentCheck, ScopeMemories[Index]):
             yield find_turn(conversations.conversation(thread), **asked).traceparent
 
         with span("upsert_memory", memory_names(labels, thread), origin()) as traced:
-            why = found.reason if text and (found := self.screen.suspicion(text)) is not None else ""
+            is_rater = (source := more.get("source", "user")) != "user" and source in (self._raters or ())
+            why = found.reason if text and not is_rater and (found := self.screen.suspicion(text)) is not None else ""
             turns = getattr(conversations.latest(thread), "turns", ()) if text else ()
             told = [digest for one in turns for digest in one.secrets]
             words = text and self.screen.of_thread([text], thread, told).redact(text)
@@ -338,7 +340,7 @@ class ScopedLearner(ArgumentCheck, ScopeMemories[Index]):
             rating: Rating = self.agent.queue.ask((labels, thread), rate)
             if why and rating.unlearned:
                 words_of = "%s: the words of %s about conversation %s are not learned: the feedback %s"
-                LOG.warning(words_of, self.method, more.get("source", "user"), thread, why)
+                LOG.warning(words_of, self.method, source, thread, why)
             traced.add_evaluation(rating.source, reward, words or "")
             self.note_rating(labels, thread, rating)
         return rating
