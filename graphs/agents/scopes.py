@@ -52,7 +52,7 @@ from .lift import Lift, TrialPlan, TrialShare, measure_lift, retirement
 from .reward_sources import RewardScale, RewardSource, rating_text
 from .scope_memories import Index, ScopeMemories, ScopeMemory
 from .scope_values import ROOT, AgentScope, ScopeError, ScopeValue, ThreadId, scope_of
-from .status import LET_IN, LearnerStatus, fall
+from .status import FEW, LET_IN, LOW_SHARE, LearnerStatus, trend
 
 if TYPE_CHECKING:
     from .consultation import Place
@@ -388,9 +388,11 @@ class ScopedLearner(ArgumentCheck, ScopeMemories[Index]):
         if self._has_key and self.remedy == LearnerStatus.remedy:
             remedy = "by the state_key that was given, states are hardly ever alike"
         rewards = tuple(one.value for one in known if one.value is not None and isfinite(one.value))
-        if said := fall(rewards):
-            why = "; give a state_key that names the kind of case, by which new ratings of an act replace old ones"
-            notes += (said + why * (not self._has_key),)
+        recalled = memory.recalled > LOW_SHARE * max(memory.consulted - memory.early, FEW)
+        if said := trend(rewards, recalled and self.mode == "guide" and not self._has_key):
+            why = "give a state_key that names the kind of case, by which new ratings of an act replace old ones"
+            wrong = "retract(thread_id) takes back a wrong rating, and new ones of the same act replace old ones"
+            notes += (f"{said}; {wrong if self._has_key else why}",)
         about: Any = {"needs": self.needs, "remedy": remedy, "notes": notes, "quarantined": len(kept), "held": sum(kept)}
         given = () if rated else memory.conversations.feedback.all()
         about["idle"] = 0 if rated else sum(not all(said.is_silent for said in one.ratings) for one in given) - sum(kept)

@@ -6,7 +6,7 @@ from statistics import fmean, pstdev
 
 from ...memory.errors import plural
 
-__all__ = ["LearnerStatus", "fall"]
+__all__ = ["LearnerStatus", "trend"]
 
 FEW = 20
 """Model calls, or rewards, from which on their share or mean says something."""
@@ -18,14 +18,18 @@ LOW_SHARE = 0.5
 """Share of model calls with something recalled below which `status` says what would help."""
 
 
-def fall(rewards: Sequence[float]) -> str:
-    """A sentence where the newest rewards are clearly below the best ones before (2 standard errors); empty where they are not."""
+def trend(rewards: Sequence[float], has_recalled: bool = False) -> str:
+    """A sentence where the newest rewards are clearly below the best ones before (2 standard errors), or, where most model calls had
+    something recalled, not above the first ones and far from the best reward; else empty."""
     means = [fmean(rewards[n : n + FEW]) for n in range(len(rewards) - FEW, -1, -FEW)]
     newest, best = means[0] if means else 0.0, max(means, default=0.0)
-    if best - newest <= 2 * pstdev(rewards or [0]) * (2 / FEW) ** 0.5:
+    noise = 2 * pstdev(rewards or [0]) * (2 / FEW) ** 0.5
+    if best - newest > noise:
+        ago = means.index(best) * FEW
+        return f"rewards fell: the newest {FEW} earned {newest:.2f}, and {FEW} in a row {best:.2f}, {ago} ratings before"
+    if not has_recalled or len(means) < 2 or newest - means[-1] > noise or newest >= 0.25 * min(rewards) + 0.75 * max(rewards):
         return ""
-    ago = means.index(best) * FEW
-    return f"rewards fell: the newest {FEW} earned {newest:.2f}, and {FEW} in a row {best:.2f}, {ago} ratings before"
+    return f"rewards have not risen: the newest {FEW} earned {newest:.2f}, the first {FEW} {means[-1]:.2f}"
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from learngraph.graphs.agents.reasoning_bank import ReasoningBankMiddleware
 from learngraph.graphs.agents.reflexion import ReflexionMiddleware
 from learngraph.graphs.agents.reward_sources import judge_source
 from learngraph.graphs.agents.scopes import ScopeOptions
-from learngraph.graphs.agents.status import fall
+from learngraph.graphs.agents.status import trend
 from learngraph.graphs.agents.synapse import SynapseMiddleware
 from learngraph.graphs.agents.training_free_grpo import TrainingFreeGRPOMiddleware
 from learngraph.graphs.baselines.reasoning_bank import ReasoningBank
@@ -525,13 +525,31 @@ def test_status_says_whether_rewards_rose() -> None:
     status = learner.status(tenant="acme")
     assert status.rewards == (0.0,) * 22 + (1.0,) * 18
     assert "; mean reward 0.00 of the first 20, 0.90 of the newest 20; " in str(status)
-    assert not fall(status.rewards)
+    assert not trend(status.rewards, True)
     assert (
-        fall((*status.rewards, *[0.0] * 15))
+        trend((*status.rewards, *[0.0] * 15))
         == "rewards fell: the newest 20 earned 0.25, and 20 in a row 0.65, 20 ratings before"
     )
-    assert not fall([1.0] * 19 + [0.0])
-    assert not fall([])
+    mixed = [0.0, 1.0] * 20
+    assert trend(mixed, True) == "rewards have not risen: the newest 20 earned 0.50, the first 20 0.50"
+    for rewards, has_recalled in (
+        (mixed, False),
+        (mixed[1:], True),
+        ([1.0] * 39 + [0.0], True),
+        ([1.0] * 40, True),
+        ([], True),
+    ):
+        assert not trend(rewards, has_recalled)
+
+
+def test_status_asks_for_a_state_key_where_all_is_recalled_and_nothing_gets_better() -> None:
+    agent, learner = make(InMemoryStore())
+    learner._has_key = False
+    for n in range(42):
+        ask(agent, f"t{n}")
+        learner.feedback(f"t{n}", reward=float(n % 2), tenant="acme")
+    said = "rewards have not risen: the newest 20 earned 0.50, the first 20 0.50; give a state_key that names"
+    assert said in str(learner.status(tenant="acme"))
 
 
 def test_an_error_of_a_methods_own_call_stops_no_agent(caplog: pytest.LogCaptureFixture) -> None:
