@@ -42,13 +42,11 @@ _NAMED = re.compile(r"(?i)\b((?:api[_ -]?key|secret|token)\b[\"']?\s*(?:[:=]|is\
 _VERB = r"\s*(?:[:=]|(?:is|was|ist|war|lautet|es|era|est)\b:?)\s*"
 _IS = rf"{_VERB}[\"'`\u201c\u201e]?"
 _NO_PASSWORD = (
-    r"(?:[^\W\d]+(?:ed|ing|able|ly|[ckp]t)|wrong|correct|right|good|weak|strong|safe|secure|secret|stolen|forgotten|broken|known|unknown|gone|invalid|"
+    r"(?:[^\W\d]+(?:ed|ing|able|ly|[ckp]t)|lost|wrong|correct|right|good|weak|strong|safe|secure|secret|stolen|forgotten|broken|known|unknown|gone|invalid|"
     r"empty|blank|reset|there|here|what|also|still|never|always|again|back|been|fine|very|only|same|long|short|different|please|without|"
     r"because|your|this|that|from|case|when|nicht|falsch|ung\u00fcltig|vergessen|jetzt|immer|noch|bitte)[.!?:)]*(?![^\s,;\"'])"
 )
-_PASSWORD_NAME = (
-    r"(?:(?<=\bmy )pass|pass[ -]?(?:word|wd|phrase|code|wort)|code[ -]?word|pwd|pw|kennwort|contrase\u00f1a|mot de passe)\b"
-)
+_PASSWORD_NAME = r"(?:(?<=\bmy )pass|senha|pass?[ -]?(?:word|wd|phrase|code|wort)|code[ -]?word|pwd|pw|kennwort|contrase\u00f1a|mot de passe)\b"
 _PASSWORD = re.compile(
     rf"(?i)\b({_PASSWORD_NAME}[\"']?"
     rf"(?:(?:\s+(?:for|to|of|at|f\u00fcr|zu)(?:\s+[\w.-]+){{1,4}}?)?{_IS}(?!{_NO_PASSWORD})"
@@ -62,19 +60,28 @@ _SETTING = re.compile(
 )
 """A setting whose name ends with the word for a secret, as `DB_PASSWORD=` and `"SecretAccessKey":`, with a value of letters and digits."""
 _PIN_NAME = r"(?:(?:pin|otp|cvv|cvc|geheimzahl)(?:[ -]?(?:code|number|nummer))?|(?:one[ -]time|security|verification|access)[ -](?:code|pin))\b"
-_PIN = re.compile(rf"(?i)\b({_PIN_NAME}[\"']?(?:{_IS}|\s+))\d{{3,12}}\b(?![.,:/-]\d)")
+_PIN = re.compile(rf"(?i)\b({_PIN_NAME}[\"']?(?:{_IS}|\s+(?:(?:from\s+\S+\s+)?to\s+)?))\d{{3,12}}\b(?![.,:/-]\d)")
 _MIXED = r"(?=[^\s\"'`,;:()]*\d)(?=[^\s\"'`,;:()]*[a-z])[^\s\"'`,;:()]{5,}"
-_AS = r"[\"'`]?\s+(?:is|was|as|ist|war|als)\s+(?:(?:my|our|the|a|mein|meine|das|die)\s+)?"
+_AS = r"[\"'`]?\s+(?:is|was|as|ist|war|als|(?:should|shall|will) be)\s+(?:(?:my|our|the|a|mein|meine|das|die)\s+)?(?:(?:new|old|current|neues?|altes?)\s+)?"
+_SECRET_NAME = f"(?:{_PASSWORD_NAME}|{_PIN_NAME})"
+_VALUE = rf"(?:{_MIXED}|\d{{3,12}}\b(?![.,:/-]\d))"
 _FRAMED = tuple(
     re.compile(f"(?i){frame}")
     for frame in (
-        rf"()(?<![^\s\"'`]){_MIXED}(?={_AS}(?:{_PASSWORD_NAME}|{_PIN_NAME}))",
+        rf"()(?<![^\s\"'`]){_MIXED}(?={_AS}{_SECRET_NAME})",
         rf"()\b\d{{3,12}}(?={_AS}{_PIN_NAME})",
+        rf"\b((?:set|chang\w+|reset\w*|updat\w+)\s+(?:\w+\s+)?{_PASSWORD_NAME}\s+(?:from\s+\S+\s+)?to\s+[\"'`]?){_MIXED}",
+        rf"\b({_SECRET_NAME}\s+from\s+){_VALUE}(?=\s+to\b)",
+        rf"\b(make\s+[\"'`]?){_VALUE}(?=[\"'`]?\s+(?:my|our|the)\s+(?:new\s+)?{_SECRET_NAME})",
+        rf"\b({_SECRET_NAME}\s+(?:(?:should|shall|will|must|used to) be|(?:(?:that|which)\s+)?(?:I|we|you)\s+(?:\w+\s+){{1,3}}?(?:is|was))\s+[\"'`]?){_VALUE}",
+        rf"\b({_SECRET_NAME}(?:[^.?!\n]{{0,40}}[;,.]\s+(?:it|that)(?:['\u2019]s|\s+(?:is|was))|,[^,.?!\n]{{1,30}},\s+(?:is|was))\s+[\"'`]?){_VALUE}",
+        r"()(?:(?m:^)|(?<=[.!?:;,] ))(?!(?:what|where|which|this|that|here|there|when|nothing|something)\b)[a-z]{4,}(?= is my (?:new )?password\b(?! [a-z]))",
+        rf"\b({_SECRET_NAME}(?:[\s*_\"'`]|</\w+>)*(?:\||[-=]>|:|[\u00e8\u00e9]\s)(?:[\s*_\"'`]|&nbsp;)*){_VALUE}",
         rf"\b({_PASSWORD_NAME}\s*[,?(]+\s*(?:it(?:'s| is)\s+)?[\"'`]?){_MIXED}",
         rf"\b({_PIN_NAME}\s*[,?(]+\s*(?:it(?:'s| is)\s+)?)\d{{3,12}}\b",
         rf"\b({_PASSWORD_NAME}{_VERB}(?P<quote>[\"'`]))(?=\S+ )[^\"'`\n]{{4,60}}(?=(?P=quote))",
         rf"\b(pass[ -]?phrase\b{_IS})(?!(?:not|wrong|too|very|still|also|never|in|nicht)\b)[a-z]+(?:[ -][a-z]+){{3,}}",
-        rf"\b((?:log-?in|user(?:[ -]?name)?|credentials)\s*[:=]\s*[^\s/|,;]+\s*(?:[/|]|,?\s+pass\s*[:=])\s*){_MIXED}",
+        rf"\b((?:log-?in|user(?:[ -]?name)?|credentials)\s*[:=]\s*[^\s/|,;]+\s*(?:[/|]|,?\s+pass\s*[:=])\s*|credentials:?\s+[^\s/|,;:]+[:/]){_MIXED}",
     )
 )
 """Secrets before their names, in quotes, of several words, and beside the name of a login."""
@@ -111,44 +118,41 @@ _PRIVILEGE = _any_of(
     r"\bnever (?:needs?|pays?|requires?|asks?|checks?|charges?|verif(?:y|ies))\b",
     r"\b(?:is|are) to be (?:refunded|reimbursed|credited|approved|granted|waived|accepted|cancell?ed|paid)\b",
     r"\b(?:(?:is|are) staff|works? for you|may (?:see|read|change|cancel|access))\b",
-    r"\b(?:needs?|requires?) no\b",
-    r"\bno(?: [\w-]+){1,2} is (?:needed|required)\b",
-    r"\bno longer (?:needed|required)\b",
-    r"\bdeserves?\b",
+    r"\b(?:(?:needs?|requires?) no|no(?: [\w-]+){1,2} is (?:needed|required)|no longer (?:needed|required))\b",
     r"\b(?:always (?:refund|approve|waive|grant|accept|skip)|(?:refund|approve|waive|grant|accept|skip)s? (?:every|all|any))\b",
     r"\b(?:is|are) (?:always )?(?:a |the )?(?:right|correct|best) (?:answer|choice|thing|solution|call)s?\b",
     r"\bwithout (?:an? |any )?(?:proof|receipt|return|check|verification|asking|approval)\b",
     r"(?<!\bmy )(?<!\bour )\b(?:customers?|members?|users?|clients?|every(?:one|body)|who\w*)\b[^.?!\n]{0,20} (?:gets?|receives?)\b",
     r"\bfor (?:every(?:one|body)|all (?:customers|users))\b",
-    r"freigeschaltet",
-    r"genehmigt",
-    r"berechtigt",
-    r"befreit",
-    r"ohne (?:beleg|nachweis|pr\u00fcfung)",
-    r"aprobad",
-    r"autorizad",
-    r"sin (?:recibo|prueba)",
-    r"approuv",
-    r"autoris\u00e9",
-    r"droit au",
-    r"sans (?:preuve|justificatif)",
-    r"approvat",
-    r"autorizzat",
-    r"senza (?:prova|ricevuta)",
+    r"\b(?:deserves?|always right|free for (?:all|every\w*))\b",
+    r"(?<!\bI )(?<!\bwe )\b(?:gets?|receives?|is|means?) (?:an? )?(?:(?:full|double|immediate) )?(?:refund|reimbursement|voucher|coupon)s?(?! (?:is|was|of|for|letter))\b",
+    r"\brefunds? (?:is|are) (?:always )?(?:fine|ok|okay|granted|automatic)\b",
+    r"freigeschaltet|genehmigt|berechtigt|befreit|ohne (?:beleg|nachweis|pr\u00fcfung)",
+    r"aprobad|autorizad|sin (?:recibo|prueba)|approvat|autorizzat|senza (?:prova|ricevuta)",
+    r"approuv|autoris\u00e9|droit au|sans (?:preuve|justificatif)",
     r"(?:rembourse|reembolsa|rimborsa)\w* (?:toujours|siempre|sempre)",
 )
 """What a rule or a privilege gives, of which a memory is to be told."""
 _MEMORY = _any_of(
-    r"(?:(?m:^)|[.!?:;,(]|\b(?:please|also|and|always))\s{0,3}(?:remember|memori[sz]e|keep in mind|(?:don't|do not) forget|make a note|note (?:to|for) \w*self)\b",
+    r"(?:(?m:^)|[.!?:;,(]|\b(?:please|also|and|always))\s{0,3}(?:remember|memori[sz]e|internali[sz]e|(?:keep|bear) in mind|(?:don't|do not) forget|jot\b[^.?!\n]{0,15}\bdown|make a note|note (?:to|for) \w*self)\b",
     r"\b(?:store|save|keep|record|add|put|write|commit|update)\b[^.?!\n]{0,30}\b(?:memory|mind|your(?: [\w-]+)? (?:notes|records|knowledge|lessons)|a (?:rule|lesson)|for (?:all )?(?:later|next|future))\b",
     r"\byour (?:memory|records|notes) (?:should|must)\b",
-    r"\bmerken? (?:dir|sie sich)\b",
-    r"\bmerk dir\b",
+    r"\b(?:tell|teach|inform|instruct|let)\b(?: [\w-]+){1,3}? (?:colleagues|agents|assistants|bots)\b",
+    r"\b(?:could|can|would|will) you (?:please )?(?:remember|memori[sz]e|bear in mind|keep in mind)\b",
+    r"\bmerken? (?:dir|sie sich)\b|\bmerk dir\b",
     r"\b(?:recuerda|retiens|ricorda|souviens-toi)\b",
 )
 """What asks a memory to hold something."""
+_STANDING = _any_of(
+    r"\b(?:(?:going|moving) forward\b|for next time\s*:|get used to\b|(?:every|each|any|next) time (?:some|any)(?:one|body)\b)",
+    r"\b(?:for|in|with) (?:all |any |every )?(?:the )?(?:other|next|later|future|coming|subsequent|following|all)(?: other)? (?:customers?|clients?|users?|people|tickets?|cases?|requests?|chats?|conversations?|sessions?|calls?)\b",
+    r"(?<!\bI )(?<!\bto )\bmake (?:it|this|that) (?:a|your|the) (?:rule|habit|policy|practice|default|standard)\b",
+    r"\b(?:treat|take|regard|consider) (?:it|this|that) as (?:a |an |your |the )?(?:rule|policy|law|standard|precedent)\b",
+)
+"""What makes an order one for later."""
 _GRANT = _any_of(
     r"(?:refund|reimburse|waive|approve|authori[sz]e|grant|skip|bypass|credit)\b",
+    r"(?:refund|reimburs|waiv|approv|authori[sz]|grant|skipp|bypass|credit)ing\b",
     r"(?:give|issue|offer|accept)\b(?: [\w-]+){0,4}? (?:refunds?|discounts?|vouchers?|coupons?|credits?|access|returns?)\b",
     r"do (?:it|so|all|everything) without\b",
 )
@@ -161,9 +165,7 @@ _INSTRUCTIONS = {
         r"\b(?:system|admin(?:istrator)?|developer)\s+(?:note|notice|message|prompt|override|instructions?)\b\s*[:>\]]",
         r"\[\s*(?:system|admin|developer)\s*\]",
         r"(?m:^)[ \t]{0,9}assistant\s*:",
-        r"<\|\w{4,20}\|>",
-        r"<<sys>>",
-        r"\[/?inst\]",
+        r"<\|\w{4,20}\|>|<<sys>>|\[/?inst\]",
         r"(?m:^)#+\s*(?:system|developer|assistant) ?:?[ \t]{0,9}(?m:$)",
         rf"(?m:^)[ \t]{{0,9}}(?:(?-i:SYSTEM|ADMIN(?:ISTRATOR)?|DEVELOPER)\s*:[^\n]{{0,60}}\b(?:is|are|has|have|must|may|do)\b|(?:system|admin(?:istrator)?|developer)\s*:[^?\n]{{0,60}}{_PRIVILEGE})",
     ),
@@ -171,16 +173,14 @@ _INSTRUCTIONS = {
         r"(?:[<\u2039]|&lt;)/?\s*(?:system|instructions?|information|attempt|memory|record|lessons?|advice|conversation|important)\s*(?:[>\u203a]|&gt;)",
     ),
     "changes what the agent is for": (
-        r"\b(?:you are now|from now on,? (?:you|always|never)|your new (?:task|role|instructions?)|new instructions?\s*:)",
-        r"\bnew rules? for you\b",
+        r"\b(?:you are now|from now on,? (?:you|always|never)|your new (?:task|role|instructions?)|new instructions?\s*:|new rules? for you\b)",
         r"\b(?:vergiss|ignoriere|olvida|ignora|ignorez|oubliez)\b[^.\n]{0,40}\b(?:anweisung|regel|instru[ck]|istruzion)",
     ),
     "speaks to the agent's memory": (
         r"\b(?:note|add|save|write|put|store)\b[^.\n]{0,20}\byour memory\b",
         r"\bin (?:all )?future (?:conversations?|chats?|sessions?)\b",
         r"\bplease learn (?:that|to)\b",
-        rf"{_MEMORY}[^?!\n]{{0,100}}?{_PRIVILEGE}",
-        r"\bfor next time\s*:",
+        rf"(?:{_MEMORY}|{_STANDING})[^?!\n]{{0,100}}?{_PRIVILEGE}",
         r"\b(?:remember|memori[sz]e|learn) th(?:is|ese) (?:[\w-]+ )?(?:rules?|lessons?|polic(?:y|ies)|instructions?)\b",
         r"\b(?:store|save|keep|remember) (?:this|that|it) as an? (?:lesson|rule|memory|instruction)\b",
     ),
@@ -195,6 +195,8 @@ _INSTRUCTIONS = {
     "gives a standing order": (
         rf"\b(?:whenever|(?:every|each|any|next) time|as soon as|(?:when|if) (?:some|any)(?:one|body)|whoever)\b[^.?!\n,]{{0,50}},\s(?:(?:please|just|then|always|you (?:should|must|may|can)) )*{_GRANT}(?![^.!\n]*\?)",
         rf"\b(?:(?:please|should|must|to) always|automatically) {_GRANT}(?![^.!\n]*\?)",
+        rf"{_STANDING}(?:[^.?!\n]{{0,60}}(?:[,:;]|\b(?:to|and|please|always)))? (?:please |always |just )*{_GRANT}(?![^.!\n]*\?)",
+        rf"{_STANDING}[^.?!\n]{{0,60}}\b(?:(?:should|must|will|shall) (?:always )?be (?:refunded|reimbursed|granted|approved|waived|accepted)|means? (?:a )?refund)\b(?![^.!\n]*\?)",
         r"\bwhoever\b[^.?!\n]{0,40} (?:may|can) (?:see|get|have|read|change|cancel)\b",
     ),
     "announces a rule": (
