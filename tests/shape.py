@@ -14,11 +14,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_564, "tests": 74_593}
+LINES: Mapping[str, int] = {"source": 87_560, "tests": 74_620}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,
-    "graphs/agents": 8_526,
+    "graphs/agents": 8_525,
     "graphs/baselines": 1_669,
     "graphs/cli": 2_990,
     "graphs/experiments": 7_618,
@@ -29,7 +29,7 @@ ROOMS: Mapping[str, int] = {
     "memory": 1_503,
     "memory/attempts": 653,
     "memory/claas": 2_815,
-    "memory/conversations": 3_218,
+    "memory/conversations": 3_215,
     "memory/lessons": 1_351,
     "memory/returns": 1_062,
     "memory/search": 1_506,

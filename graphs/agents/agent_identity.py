@@ -21,7 +21,6 @@ from ...memory.display import short
 from ...memory.errors import UserError, asks_store, did_you_mean, plural
 from ...nodes.ask import estimate_tokens
 from ...nodes.fence import escape_tags
-from .executed_calls import REFUSED
 from .scope_values import ROOT, ScopeError, escape_label
 
 __all__ = ["DOMAIN", "AgentIdentity"]
@@ -210,7 +209,7 @@ class AgentIdentity:
             told = {*turns[-1:], *(turns[n] for n in mine)}  # a history that a client sends is signed by nobody
             mine |= {n for n, turn in enumerate(turns) if turn not in told}
         kept = [one for n, one in enumerate(messages) if n in mine or not isinstance(one, AIMessage)]
-        return mark_answered(kept, self._answerable, REFUSED)
+        return mark_answered(kept, self._answerable)
 
     def _may_be_own(self, message: Any) -> bool:
         """True if no other agent of a graph has signed the message."""

@@ -7,20 +7,18 @@ listened to; only a call that was turned over to another tool is read from that 
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager, Callbacks
-from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langchain_core.messages import AIMessage, ToolMessage
 from langgraph.types import Command
 
 from ...memory.conversations.messages import is_summary
-from ...memory.conversations.reviews import ANSWERED, NOT_MADE, is_rejection, mark_executed
+from ...memory.conversations.reviews import ANSWERED, NOT_MADE, mark_executed
 
 if TYPE_CHECKING:
     from langchain.agents.middleware.types import ToolCallRequest
@@ -28,8 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["watch_call"]
 
 Result = ToolMessage | Command[Any]
-REFUSED = deque[str](maxlen=1_000)
-"""Ids of the messages in which refused runs have rejected calls, of all learners of this process; another process does not know them."""
 
 
 @dataclass(frozen=True)
@@ -118,13 +114,6 @@ def refused_result(request: ToolCallRequest) -> ToolMessage:
     said = ToolMessage(NOT_MADE, tool_call_id=call["id"], name=call["name"], status="error")
     proposed = _proposed_call(request.state, call["id"]) or call  # not what the refused run has made of it
     return mark_executed(said, proposed, {**proposed, "name": f"{ANSWERED}{proposed['name']}"})
-
-
-def note_refused(messages: Sequence[BaseMessage]) -> None:
-    """Note the rejections at the end of the messages: the run that brought them is refused, so they are nobody's review."""
-    REFUSED.extend(
-        str(one.id) for one in takewhile(lambda one: isinstance(one, ToolMessage), reversed(messages)) if is_rejection(one)
-    )
 
 
 def _with(callbacks: Callbacks, listener: _Listener) -> Callbacks:

@@ -67,7 +67,7 @@ from .consultation import (
     sent_beside,
     turn_id,
 )
-from .executed_calls import find_caller, name_caller, note_refused, refused_result, watch_call
+from .executed_calls import find_caller, name_caller, refused_result, watch_call
 from .given_advice import (
     AdvicePlace,
     AdvisedPrompts,
@@ -243,7 +243,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
     async def call_model(self, request: ModelRequest[Any], waits: Waits) -> Any:
         """Ask the model with the method's advice."""
         if (refusal := self._refusal(request)) is not None:
-            note_refused(request.state["messages"])
+            await waits.call(self._keep_refused_out, request)
             raise refusal
         request = self._defused(request)
         with self._at_work(request):
@@ -293,6 +293,16 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         except ScopeError as error:
             return error
         return None
+
+    def _keep_refused_out(self, request: ModelRequest[Any]) -> None:
+        """Quarantine a turn that a run of another tenant has gone on with: a person may have rejected its calls in that run."""
+        known, messages = dict[str, Any](request.state).get("scope_values", {}), self._own_messages(request.state)
+        labels = self._labels_of(self.scope.labels({name: known.get(name) for name in self.scope.names}))
+        thread, turn = get_config().get("configurable", {}).get("thread_id"), turn_id(messages, find_caller().call)
+        try:
+            self.keep_out(labels, str(thread), "a run of another tenant has gone on with it", turn=turn)
+        except Exception as error:  # the run is refused all the same
+            self._note_failure_of(labels, "a turn that another tenant has gone on with is not quarantined", error)
 
     @contextmanager
     def _at_work(self, request: ModelRequest[Any] | ToolCallRequest) -> Iterator[None]:

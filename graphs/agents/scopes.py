@@ -331,7 +331,8 @@ class ScopedLearner(ArgumentCheck, ScopeMemories[Index]):
             yield find_turn(conversations.conversation(thread), **asked).traceparent
 
         with span("upsert_memory", memory_names(labels, thread), origin()) as traced:
-            is_rater = (source := more.get("source", "user")) != "user" and source in (self._raters or ())
+            # What nobody told the app (no `at`), such as a review, quotes calls: their words are the model's or a customer's.
+            is_rater = (source := more.get("source", "user")) != "user" and source in (self._raters or ()) and "at" in more
             why = found.reason if text and not is_rater and (found := self.screen.suspicion(text)) is not None else ""
             turns = getattr(conversations.latest(thread), "turns", ()) if text else ()
             told = [digest for one in turns for digest in one.secrets]

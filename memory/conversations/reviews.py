@@ -50,22 +50,17 @@ def mark_executed(result: ToolMessage, proposed: Mapping[str, Any], executed: Ma
     return result.model_copy(update={"additional_kwargs": {**result.additional_kwargs, MARK: True if as_proposed else made}})
 
 
-def mark_answered(messages: Sequence[BaseMessage], tools: Collection[str], refused: Collection[str]) -> list[BaseMessage]:
+def mark_answered(messages: Sequence[BaseMessage], tools: Collection[str]) -> list[BaseMessage]:
     """The messages with a mark at each result that no tool has written.
 
     Args:
         messages: of a conversation whose executed calls are marked.
         tools: names of those in whose place a person may answer.
-        refused: ids of the results in which a refused run has rejected calls, which say `NOT_MADE` instead.
     """
     calls = {call["id"]: call for m in messages if isinstance(m, AIMessage) for call in m.tool_calls}
 
     def mark(one: BaseMessage) -> BaseMessage:
-        if not isinstance(one, ToolMessage) or MARK in one.additional_kwargs:
-            return one
-        if one.id in refused:
-            one = one.model_copy(update={"content": NOT_MADE})
-        elif one.name not in tools or one.status == "error":
+        if not isinstance(one, ToolMessage) or MARK in one.additional_kwargs or one.name not in tools or one.status == "error":
             return one
         call = calls.get(one.tool_call_id)
         return one if call is None else mark_executed(one, call, {**call, "name": f"{ANSWERED}{call['name']}"})
