@@ -14,11 +14,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_560, "tests": 74_620}
+LINES: Mapping[str, int] = {"source": 87_559, "tests": 74_627}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,
-    "graphs/agents": 8_525,
+    "graphs/agents": 8_530,
     "graphs/baselines": 1_669,
     "graphs/cli": 2_990,
     "graphs/experiments": 7_618,
@@ -31,7 +31,7 @@ ROOMS: Mapping[str, int] = {
     "memory/claas": 2_815,
     "memory/conversations": 3_215,
     "memory/lessons": 1_351,
-    "memory/returns": 1_062,
+    "memory/returns": 1_056,
     "memory/search": 1_506,
     "memory/storage": 3_016,
     "nodes": 2_916,

@@ -90,7 +90,7 @@ class FeedbackMiddleware(LearningMiddleware[NoMemory]):
         if not rating.unlearned and kept.is_learned(thread, rating):
             self._send_rating(kept, thread, rating)
 
-    def retract(self, thread_id: ThreadId, **scope: Any) -> Rating:
+    def retract(self, thread_id: ThreadId | None = None, **scope: Any) -> Rating:
         """Not possible here: raises UserError, since the service may have trained on the rating."""
         raise UserError("retract: the service was sent the rating, and may have trained on it; give another reward instead")
 

@@ -116,6 +116,8 @@ class LearningReport:
     """Share of the tasks at either end that `first` and `last` are about."""
     pass_reward: float
     """Least reward of a task that counts as passed."""
+    shuffled: Sequence[str] = ()
+    """Names of the arms that got the rewards of other tasks."""
 
     @property
     def arms(self) -> list[ArmReport]:
@@ -160,7 +162,8 @@ class LearningReport:
         lines = [["arm", "first tasks", "last tasks", f"ahead of {first}", "harmed", *costs]]
         for row in rows:
             lead = "–" if row is rows[0] else with_interval(row.lead, row.lead_ci)
-            cells = [row.arm, f"{row.first:.2f}", with_interval(row.last, row.last_ci), lead, str(len(row.harmed))]
+            name = f"{row.arm} (shuffled rewards)" if row.arm in self.shuffled else row.arm
+            cells = [name, f"{row.first:.2f}", with_interval(row.last, row.last_ci), lead, str(len(row.harmed))]
             lines.append([*cells, f"{row.tokens:,.0f}", f"{row.cached:.0%}", f"{row.seconds:.2g}", str(row.failures)])
         return markdown_table(lines)
 
@@ -221,7 +224,7 @@ def evaluate_learning(
             for name, arm in arms.items()
             for seed in range(seeds)
         ]
-    return LearningReport(tuple(one for some in work for one in some.result()), part, pass_reward)
+    return LearningReport(tuple(one for some in work for one in some.result()), part, pass_reward, shuffled)
 
 
 def _play_arm(

@@ -13,7 +13,7 @@ A capable model knows more than a memory of rewards does. So memory advises it f
     overrule   a decision that it did not propose is taken only where the turn has come exactly this far before, with the same
                decisions, and earned more there than what the model prefers, by two standard errors where it is certain
 
-Of a decision in a state the newest eight returns count, so that a changed truth is followed.
+Memory advises from the newest ten visits of a state, and overrules by the newest eight of each decision: a changed truth is followed.
 
 Memory never brings in a decision that ends a conversation or hands it over: a tool that came last wherever more than one
 decision was taken. Where the model is certain, memory changes the arguments of its call, never the tool. It overrules at most twice
@@ -27,7 +27,7 @@ earned is the reward of the feedback: only the end of a conversation pays, so th
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Unpack
@@ -79,6 +79,8 @@ MIN_SIMILARITY = 0.9
 """The least similarity of texts that count as the same situation."""
 UNTRIED_SHARE = 0.5
 """Share of what decisions earn here that an untried one is worth: so praise counts where nothing was ever blamed."""
+MOST_VISITS = 10
+"""Newest visits of a state that advice is from, the paper's number of neighbours: what failed before a change is soon open again."""
 LAST_SHOWN = 3
 """Returns of a decision that the model reads beside their mean, so that it sees what is right no more."""
 MOST_CHANGES = 2
@@ -250,7 +252,7 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         key, world = str(self.state_key(request.messages)), ChatWorld(DOMAIN)
         nodes = {**VARIANT_NODES[self.settings.advantage_estimator](self.settings, memory.returns, world, None)}  # type: ignore[arg-type]
         nodes["advise"] = replace(nodes["advise"], untried_share=UNTRIED_SHARE)  # type: ignore[type-var]
-        nodes["recall"] = replace(nodes["recall"], newest=NEWEST)  # type: ignore[type-var]
+        nodes["recall"] = replace(nodes["recall"], newest=MOST_VISITS)  # type: ignore[type-var]
         where = {"task": place.task, "run": place.thread, "episode": place.number, "step": place.step, "head": ""}
         state: dict[str, Any] = {
             **where,
@@ -261,29 +263,30 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
         state.update(nodes["recall"](state))  # type: ignore[operator]
         state["scope"] = {"task": place.task.id, "domain": DOMAIN, "before": (place.thread, place.number)}
         if self.user.names:  # each visit by itself, of which each user has some
-            found = self._newest(place, memory.returns.raw_neighbours(key, self.settings.min_similarity, **state["scope"]))
-            state["neighbours"] = self.share_out(place, sorted(found, key=lambda one: -one.similarity), trajectory_id)
-            state["shared"] = {one.id for one in state["neighbours"]}
+            visits = memory.returns.raw_neighbours(key, self.settings.min_similarity, **state["scope"])
+            state["neighbours"] = self._newest(place, visits, MOST_VISITS, lambda one: one.state)
+            state["shared"] = {one.id for one in self._newest(place, visits, NEWEST, lambda one: (one.state, one.action))}
         items = {f"{trim_middle(key, MOST_ITEM_CHARS)}: {one.action}": one.action for one in state["neighbours"]}
         state["left_out"] = {items[item] for item in place.trial.left_out(items)}
         state["neighbours"] = [one for one in state["neighbours"] if one.action not in state["left_out"]]
         return state
 
-    def _newest(self, place: Place, visits: Sequence[tuple[float, Experience]]) -> list[Neighbour]:
-        """The newest visits of each decision in each state, of those of another user no more than his share, and none of a decision
-        that he alone has made; given and returned oldest first."""
+    def _newest(
+        self, place: Place, visits: Sequence[tuple[float, Experience]], most: int, kind: Callable[[Experience], Hashable]
+    ) -> list[Neighbour]:
+        """The newest visits of each kind, the most similar first; of another user no more than his share, and none that he alone made."""
         users, held, found = self._memory(place.scope).users, defaultdict[Any, Counter[str]](Counter), list[Neighbour]()
-        made_by = defaultdict[str, set[str]](set)
+        made_by, of_other = defaultdict[str, set[str]](set), max(int(most * self.max_user_share), 1)
         for similarity, one in reversed(visits):
             visit = Neighbour(one.id, similarity, one.action, 1, one.value)
-            whose, counted = users.get(trajectory_id(visit), ""), held[one.state, one.action]
+            whose, counted = users.get(trajectory_id(visit), ""), held[kind(one)]
             made_by[one.action].add(whose)
-            most = NEWEST if whose in ("", place.user) else max(int(NEWEST * self.max_user_share), 1)
-            if counted.total() < NEWEST and counted[whose] < most:
+            if counted.total() < most and counted[whose] < (most if whose in ("", place.user) else of_other):
                 counted[whose] += 1
                 found.append(visit)
         own, least = ("", place.user), min(2, 1 / self.max_user_share)
-        return [one for one in found[::-1] if users.get(trajectory_id(one), "") in own or len(made_by[one.action]) >= least]
+        kept = [one for one in found[::-1] if users.get(trajectory_id(one), "") in own or len(made_by[one.action]) >= least]
+        return self.share_out(place, sorted(kept, key=lambda one: -one.similarity), trajectory_id)
 
     def _advice(self, state: Mapping[str, Any], memory: DecisionMemory, room: AdviceRoom) -> str:
         """The knowledge of memory about this situation in words; empty where each decision was taken once, and earned nothing."""
@@ -384,5 +387,5 @@ def _last_returns(neighbours: Sequence[Neighbour], memory: DecisionMemory, scope
     found = list[float]()
     for one in neighbours:  # of one state, or single visits, oldest first
         if one.similarity == nearest:
-            found += [visit.value for visit in memory.returns.visits(one.id, **scope)] if one.count > 1 else [one.mean]
+            found += [one.mean] if one.count == 1 else [it.value for it in memory.returns.visits(one.id, **scope)][-one.count :]
     return found[: -LAST_SHOWN - 1 : -1]

@@ -104,11 +104,11 @@ class ScopeMemory(Generic[Index]):
     def tally(self, entry: Mapping[str, Any]) -> None:
         """Count a consultation by its record. Where nothing is recalled again and again, the log says so once.
 
-        A call of the model for which the method asks no memory (`consulted` is False), as JitRL where it is no decision, is none.
+        A call of the model for which the method asks no memory (`consulted` is False), as JitRL where it is no decision, or in the control, is none.
         """
         if "failed" in entry:
             self.note_failure("memory could not be consulted, and the agent answered without advice", entry["failed"])
-        if "failed" in entry or not entry.get("consulted", True):
+        if "failed" in entry or not entry.get("consulted", True) or not entry.get("trial", {"is_advised": True})["is_advised"]:
             return
         has_room = "left_out" not in entry
         is_shown = has_room or entry.get("added_tokens", 0) > 0

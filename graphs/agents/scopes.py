@@ -63,12 +63,12 @@ Mode = Literal["guide", "observe", "off"]
 """`guide`: records and advises. `observe`: records, and gives no advice: the control arm. `off`: neither."""
 LOG = logging.getLogger(__name__)
 DEFAULT_SCREEN, NO_SCREEN = Screen(), Screen(redacts=False, finds_instructions=False)
-MOST_NAMED = 5
-"""Recalled conversations that an account names."""
 MOST_SHARED = 200
 """Conversations that are recalled where users share, for the few that are shown."""
 LOOK_BACK_DAYS = 7.0
 """Days before the last import that the next one reads again."""
+MOST_NAMED = 5
+"""Recalled conversations that a line of an account names."""
 MOST_LINE_CHARS = 300
 """Characters of a line in an account of a thread."""
 
@@ -280,7 +280,7 @@ class ScopedLearner(ArgumentCheck, ScopeMemories[Index]):
     @checks_arguments
     def retract(
         self,
-        thread_id: ThreadId,
+        thread_id: ThreadId | None = None,
         *,
         run_id: str | UUID | None = None,
         message_id: str | None = None,
@@ -291,7 +291,7 @@ class ScopedLearner(ArgumentCheck, ScopeMemories[Index]):
         rating as it was.
 
         Args:
-            thread_id: the thread's id.
+            thread_id: the thread's id. Not given: that of the run or the message, or the only thread of the scope.
             run_id: id of the run that ended the turn; the thread's last turn if not given.
             message_id: id of one of the agent's messages in the turn.
             source: who gave it.
@@ -607,10 +607,9 @@ class ScopedLearner(ArgumentCheck, ScopeMemories[Index]):
         if entry.get("mode") == "observe" and recalled:
             cached = f", and showed nothing of it, since the mode is observe{cached}"
         # What was recalled may have had no room beside earlier advice.
-        words = "added nothing" if "left_out" in entry else "recalled nothing"
-        if recalled:
-            words = f"recalled {', '.join(recalled[:MOST_NAMED])}{f' and {len(recalled) - MOST_NAMED} more' * (len(recalled) > MOST_NAMED)}"
-        return [f"{entry['method']}: {words}{cached}", *entry.get("said", ())]
+        named = [", ".join(recalled[n : n + MOST_NAMED]) for n in range(0, len(recalled), MOST_NAMED)]
+        words = f"recalled {named[0]}" if named else "added nothing" if "left_out" in entry else "recalled nothing"
+        return [f"{entry['method']}: {words}{cached}", *(f"and {one}" for one in named[1:]), *entry.get("said", ())]
 
     @checks_arguments
     def forget(

@@ -132,7 +132,7 @@ class LearnerStatus:
     def __str__(self) -> str:
         counts = [
             plural(self.rated, "rated conversation"),
-            f"{self.recalled} of {self.consulted} model calls had something recalled",
+            f"{self.recalled} of {self.consulted} model calls of this process had something recalled",
         ]
         if len(self.rewards) >= 2 * FEW:
             first, newest = fmean(self.rewards[:FEW]), fmean(self.rewards[-FEW:])

@@ -483,7 +483,7 @@ class Experiences(ShownAsTable):
             state: text of the present state.
             k: the greatest number of distinct states, however often they were visited.
             threshold: the least similarity, in [0, 1]; a state without a common token is never similar.
-            newest: only so many experiences of an action in a state count, the last that were stored; None: all.
+            newest: only so many experiences of a state count, the last that were stored; None: all.
             scope: says which experiences count. With `newest`, `before` or `window` the statistics are computed anew from the
                 single returns, at a cost that grows with the number of visits.
 

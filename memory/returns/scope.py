@@ -161,13 +161,7 @@ class Scope:
     def tallies(self, row: int, shown: Callable[[int], bool] | None, newest: int | None = None) -> dict[str, Tally]:
         """action -> statistics of the visible experiences of a row, or of so many of its newest."""
         if newest is not None:
-            left, actions = Counter[int](), self._columns["action"]
-            kept = []
-            for place in reversed(self.places(row, shown)):
-                if left[actions[place]] < newest:
-                    left[actions[place]] += 1
-                    kept.append(place)
-            return self._count(kept[::-1])
+            return self._count(self.places(row, shown)[-newest:])
         if shown is not None:
             return self._count(self.places(row, shown))
         if row not in self._tallies:

@@ -76,7 +76,7 @@ class Recall(ExperienceQuery):
     journal: Journal | None = None
     """The steps of the running episode; None: its repeats are not counted."""
     newest: int | None = None
-    """Returns of an action in a state that count, the newest; None: all."""
+    """Visits of a state that count, the newest; None: all."""
 
     def __call__(self, state: SituationWithHistory) -> RecallChannels:
         key, scope = self.environment.abstract(state["observation"]), self.scope(state)

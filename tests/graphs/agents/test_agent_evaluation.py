@@ -47,6 +47,7 @@ def test_an_arm_that_learns_is_ahead_and_one_with_shuffled_rewards_is_not() -> N
     assert not observe.harmed
     assert len(report.results) == 4 * 2 * 32
     assert "| jitrl " in report.table()
+    assert "| shuffled (shuffled rewards) |" in report.table()
     orders = {(one.arm, one.seed): [] for one in report.results}
     for one in report.results:
         orders[one.arm, one.seed].append(one.task)

@@ -81,7 +81,7 @@ def test_a_rating_stays_with_the_reply_that_was_rated(by_id: bool) -> None:
     learner.feedback("t", text="wonderful", message_id=first)
     learner.feedback("t", reward=0.0, message_id=second)
     assert rated(learner) == {"t/0": ([REFUND], 1.0), "t/1": ([REPLACE], 0.0)}
-    assert learner.retract("t", message_id=first).text == "wonderful"
+    assert learner.retract(message_id=first).text == "wonderful"
 
 
 def test_a_reply_that_was_made_anew_can_be_rated_later() -> None:

@@ -227,14 +227,14 @@ def test_raw_neighbours_are_single_experiences_in_the_order_of_storing():
     assert len(memory.raw_neighbours("hall lamp", 1.0, task="coin-0", domain="twx")) == 2
 
 
-def test_of_an_action_in_a_state_the_newest_returns_may_count_alone():
+def test_of_a_state_the_newest_returns_may_count_alone():
     earned = [1.0, 1.0, 0.0, 3.0]
     memory = filled(
         [episode(("hall", "go", value), ("hall", "wait", 2.0), number=n) for n, value in enumerate(earned)], gamma=0.0
     )
     for before in (None, ("a", 3)):
         asked = {"task": "coin-0", "domain": "twx", "before": before}
-        go, wait = memory.neighbours("hall", 3, newest=2, **asked)
+        go, wait = memory.neighbours("hall", 3, newest=4, **asked)
         assert (go.count, go.mean, go.id) == ((2, 0.5, "a/2/0") if before else (2, 1.5, "a/3/0"))
         assert (wait.count, wait.mean) == (2, 2.0)
         assert memory.neighbours("hall", 3, newest=9, **asked) == memory.neighbours("hall", 3, **asked)
