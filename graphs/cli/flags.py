@@ -59,16 +59,15 @@ def parse_options_and_settings(
         raise CommandError(
             f"{type(settings).__name__} has fields of the names {flags}, which {prog} has too; rename the fields"
         )
-    hints = get_type_hints(type(settings))
-    groups = [name for name, hint in hints.items() if is_dataclass(hint)]
-    settings_type: Any = type(settings)
-    options_type: Any = options
+    groups = [name for name, hint in get_type_hints(type(settings)).items() if is_dataclass(hint)]
     titles = {"settings options": title, "options options": "options of the command"}
+    text = None if {"-h", "--help", "--help-all"} & {*args} else ""  # tyro searches help for a third of its time
     if groups:  # names of groups are part of flags, then those of the two parts must be empty
-        from tyro.conf import arg
-
-        settings_type, options_type = Annotated[settings_type, arg(name="")], Annotated[options_type, arg(name="")]
         titles = {f"{name.replace('_', '-')} options": f"{title}, {name}" for name in groups}
+    from tyro.conf import arg
+
+    mark = arg(name="" if groups else None, help=text)
+    settings_type, options_type = Annotated[type(settings), mark], Annotated[options, mark]
     parts: list[Any] = [("settings", settings_type, field(default_factory=lambda: settings)), ("options", options_type)]
     form = make_dataclass("Form", parts, kw_only=True)
     parsed: Any = _parse(form, args, prog, about, titles, grouped=bool(groups), headings=headings)
@@ -97,7 +96,6 @@ def _parse(
         "--help" if arg == "--help-all" else "None" if arg == "none" and before.endswith("temperature") else arg
         for before, arg in zip(["", *args], args, strict=False)
     ]
-
     shown, wrong = _Capture(), _Capture()
     try:
         with redirect_stdout(shown), redirect_stderr(wrong):

@@ -1,6 +1,7 @@
 """The targets of `learngraph studio`: a method on a world, or a graph of the user's, each with its drawing and its walks."""
 
 import importlib.util
+import os
 import sys
 import sysconfig
 from collections.abc import Sequence
@@ -243,12 +244,12 @@ class _UserCode:
 
     def _read_files(self) -> dict[str, bytes]:
         """Name of a module -> its text: the time of a file tells two changes within a tick of its clock not apart."""
-        here, python = Path.cwd(), sysconfig.get_path("stdlib")  # Python itself may be below, as in a home with pyenv
-        for name, module in list(sys.modules.items()):
-            path = here / (getattr(module, "__file__", None) or "/")
-            is_own = path.suffix == ".py" and path.is_relative_to(here) and not path.is_relative_to(python)
-            if is_own and {"site-packages", "dist-packages"}.isdisjoint(path.parts) and name.partition(".")[0] != "learngraph":
-                self._files[name] = path
+        here, python = (os.path.join(one, "") for one in (Path.cwd(), sysconfig.get_path("stdlib")))  # it may be below
+        for name, module in list(sys.modules.items()):  # thousands: a Path of each took most of the time
+            file = os.path.join(here, getattr(module, "__file__", None) or "/")
+            is_installed = file.startswith(python) or not {"site-packages", "dist-packages"}.isdisjoint(file.split(os.sep))
+            if file.startswith(here) and file.endswith(".py") and not is_installed and name.partition(".")[0] != "learngraph":
+                self._files[name] = Path(file)
         return {name: path.read_bytes() for name, path in self._files.items() if path.is_file()}
 
     def reload(self) -> Any:
