@@ -8,6 +8,7 @@ import os
 import sys
 import tarfile
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,10 @@ DEFAULT_TIMEOUT_CONFIG.connect = DEFAULT_TIMEOUT_CONFIG.read = DEFAULT_TIMEOUT_C
 os.fsync = lambda file: None  # type: ignore[assignment,misc]  # it takes milliseconds, ten thousand times; no test cuts the power
 
 gc.disable()  # what collection imports and lists stays to the end: it is neither looked through again and again here, nor later
+gc.set_threshold(10_000, 10, 10)  # most of what a test makes is gone before it is looked through
+
+# jsonschema, which Chroma and Ray import, would build 38 parsers of addresses for a second and a half; no schema of ours asks for one.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
 
 def pytest_collection_finish() -> None:
@@ -50,6 +55,9 @@ def pytest_collection_finish() -> None:
         worker.PAUSE = 0.0  # type: ignore[attr-defined]
     if openai := sys.modules.get("openai._base_client"):
         openai.INITIAL_RETRY_DELAY = 0.01  # type: ignore[attr-defined]
+    for client in (one for one in ("httpx", "httpx2") if one in sys.modules):  # each client would read all certificates, 20 ms
+        transports: Any = sys.modules[f"{client}._transports.default"]
+        transports.create_ssl_context = cache(transports.create_ssl_context)
     gc.freeze()
     gc.enable()
 

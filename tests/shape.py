@@ -14,17 +14,17 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_559, "tests": 74_627}
+LINES: Mapping[str, int] = {"source": 87_558, "tests": 74_626}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,
     "graphs/agents": 8_530,
     "graphs/baselines": 1_669,
-    "graphs/cli": 2_990,
+    "graphs/cli": 2_988,
     "graphs/experiments": 7_618,
     "graphs/presets": 108,
     "graphs/serving": 2_479,
-    "graphs/studio": 2_249,
+    "graphs/studio": 2_250,
     "graphs/wiring": 5_018,
     "memory": 1_503,
     "memory/attempts": 653,
@@ -88,12 +88,31 @@ def sources() -> tuple[Path, ...]:
     return tuple(sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")))
 
 
+class Definition(NamedTuple):
+    """A class or function, or a file."""
+
+    place: str
+    """File and line."""
+    name: str
+    """Dotted; empty for a file."""
+    is_class: bool
+    docstring: str
+    lines: int = 0
+    """Lines of a function or method; 0 for the others."""
+
+    @property
+    def is_public(self) -> bool:
+        return not any(part.startswith("_") for part in self.name.split("."))
+
+
 class Outline(NamedTuple):
-    """What the figures need of a file; its syntax tree is not kept, for those of all files take 200 MB."""
+    """What the figures and the rules for names need of a file; its syntax tree is not kept, for those of all files take 200 MB."""
 
     imports: list[ast.Import | ast.ImportFrom]
-    functions: list[tuple[str, int]]
-    """Name and lines of each function and method."""
+    definitions: list[Definition]
+    """Every class and function, the inner ones too, after the file itself."""
+    strings: list[tuple[str, str]]
+    """Place and text of every docstring, of fields too."""
     names: list[str]
     """Its public names."""
 
@@ -102,14 +121,28 @@ class Outline(NamedTuple):
 def outline(path: Path) -> Outline:
     """The outline of a file, which is parsed once."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    found = Outline([], [], _names(tree))
-    nodes: list[ast.AST] = [tree]
-    for node in nodes:
-        nodes += (child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr))
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            found.imports.append(node)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            found.functions.append((node.name, (node.end_lineno or 0) - node.lineno + 1))
+    found = Outline([], [], [], _names(tree))
+
+    def note(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Module, trail: tuple[str, ...]) -> None:
+        first, is_class = getattr(node, "lineno", 1), isinstance(node, ast.ClassDef)
+        lines = (node.end_lineno or 0) - first + 1 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else 0
+        docstring = ast.get_docstring(node) or ""
+        found.definitions.append(Definition(f"{short(path)}:{first}", ".".join(trail), is_class, docstring, lines))
+        visit(node, trail)
+
+    def visit(node: ast.AST, trail: tuple[str, ...]) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                note(child, (*trail, child.name))
+            elif isinstance(child, ast.Import | ast.ImportFrom):
+                found.imports.append(child)
+            elif isinstance(child, ast.Expr):
+                if isinstance(child.value, ast.Constant) and isinstance(child.value.value, str):
+                    found.strings.append((f"{short(path)}:{child.lineno}", child.value.value))
+            elif not isinstance(child, ast.expr):
+                visit(child, trail)
+
+    note(tree, ())
     return found
 
 
@@ -197,7 +230,8 @@ def long_files() -> dict[str, int]:
 
 def long_functions() -> dict[str, int]:
     """Functions that are longer than their ceiling, as `file:name`."""
-    return {f"{short(path)}:{name}": count for path in sources() for name, count in outline(path).functions if count > FUNCTION}
+    found = ((path, one) for path in sources() for one in outline(path).definitions)
+    return {f"{short(path)}:{one.name.rpartition('.')[2]}": one.lines for path, one in found if one.lines > FUNCTION}
 
 
 def figures() -> dict[str, tuple[int, int | None]]:

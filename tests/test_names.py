@@ -1,19 +1,16 @@
 """Names and words: no public name means two things, functions are named by verbs or nouns, docstrings begin with their subject."""
 
-import ast
 import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-FILES = sorted(path for folder in ("graphs", "nodes", "memory", "tools") for path in (ROOT / folder).rglob("*.py"))
-DEFINITION = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+sys.path.insert(0, str(Path(__file__).parent))
+
+import shape
 
 IRREGULAR = set(
     """apart again alone alike together aside once besides beside beyond elsewhere begun bound bought brought built came caught
@@ -33,55 +30,10 @@ UNSHIPPED = re.compile(r"[Dd]efects? \d|\brows? \d\d\b|(?<!graphs/)\bpapers/(?!R
 """References to notes that are not in the repository."""
 
 
-class Definition(NamedTuple):
-    """A class or function."""
-
-    place: str
-    """File and line."""
-    name: str
-    """Dotted."""
-    is_class: bool
-    docstring: str
-
-    @property
-    def is_public(self) -> bool:
-        return not any(part.startswith("_") for part in self.name.split("."))
-
-
-@cache
-def read(path: Path) -> tuple[list[Definition], list[tuple[str, str]]]:
-    """Every class and function of a file, the inner ones too, after the file itself; place and text of every docstring, of fields too.
-
-    A file is parsed once for all tests, and the trees are not kept: they would take 200 MB.
-    """
-    definitions, strings, short = list[Definition](), list[tuple[str, str]](), path.relative_to(ROOT)
-
-    def visit(node: ast.AST, trail: tuple[str, ...]) -> None:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, DEFINITION):
-                note(child, (*trail, child.name))
-                visit(child, (*trail, child.name))
-            elif isinstance(child, ast.stmt):
-                if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant) and isinstance(child.value.value, str):
-                    strings.append((f"{short}:{child.lineno}", child.value.value))
-                visit(child, trail)
-            elif not isinstance(child, ast.expr):  # an except clause, a case
-                visit(child, trail)
-
-    def note(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Module, trail: tuple[str, ...]) -> None:
-        place = f"{short}:{getattr(node, 'lineno', 1)}"
-        definitions.append(Definition(place, ".".join(trail), isinstance(node, ast.ClassDef), ast.get_docstring(node) or ""))
-
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    note(tree, ())
-    visit(tree, ())
-    return definitions, strings
-
-
-def public_definitions() -> Iterator[Definition]:
+def public_definitions() -> Iterator[shape.Definition]:
     """All public classes and functions of the four folders."""
-    for path in FILES:
-        yield from (one for one in read(path)[0][1:] if one.is_public)
+    for path in shape.sources():
+        yield from (one for one in shape.outline(path).definitions[1:] if one.is_public)
 
 
 def is_bare_participle(name: str) -> bool:
@@ -112,12 +64,12 @@ def test_what_a_bare_participle_is(name: str, bare: bool) -> None:
 
 def test_no_docstring_begins_with_a_question_word() -> None:
     """A docstring begins with its subject: "Tokens of a text", not "What a text takes"; "True if", not "Whether"."""
-    definitions = (one for path in FILES for one in read(path)[0])
+    definitions = (one for path in shape.sources() for one in shape.outline(path).definitions)
     assert [f"{one.place} {one.docstring.splitlines()[0]}" for one in definitions if QUESTION.match(one.docstring)] == []
 
 
 def test_no_docstring_cites_notes_that_do_not_ship() -> None:
-    strings = (string for path in FILES for string in read(path)[1])
+    strings = (string for path in shape.sources() for string in shape.outline(path).strings)
     assert [f"{place} {cited.group()}" for place, text in strings for cited in UNSHIPPED.finditer(text)] == []
 
 
@@ -128,7 +80,7 @@ def clauses_of_pronouns(text: str) -> list[str]:
 
 
 def test_a_docstring_says_its_nouns_again() -> None:
-    strings = (string for path in FILES for string in read(path)[1])
+    strings = (string for path in shape.sources() for string in shape.outline(path).strings)
     assert [f"{place} {clause}" for place, text in strings for clause in clauses_of_pronouns(text)] == []
 
 
@@ -148,8 +100,8 @@ def test_definitions_and_docstrings_are_read_wherever_they_stand(tmp_path: Path,
     code = '"""A."""\ntry:\n  class B:\n    """C."""\n    d: int = 1\n    """E."""\nexcept OSError:\n  def f():\n    match 1:\n      case 1:\n        def _g(): "H"\n'
     path = tmp_path / "a.py"
     path.write_text(code)
-    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
-    definitions, strings = read(path)
+    monkeypatch.setattr(shape, "ROOT", tmp_path)
+    _, definitions, strings, _ = shape.outline(path)
     assert [(one.place, one.name, one.is_class, one.docstring) for one in definitions] == [
         ("a.py:1", "", False, "A."),
         ("a.py:3", "B", True, "C."),

@@ -88,6 +88,11 @@ def agent(name: str) -> Case:
     return Case(made, {"messages": [("user", "It arrived broken")]}, result, MessagesState)
 
 
+@cache
+def pocket() -> Any:
+    return open_model("pocket", threads=1)
+
+
 def case(name: str) -> Case:
     if name in AGENTS:
         return agent(name)
@@ -99,7 +104,7 @@ def case(name: str) -> Case:
         writer = ScriptedChat(replies=["Thought: on.\nAction: wait"])
         inputs = MethodInputs.with_chat_model(WORLD, Journal(), writer)
     elif method.needs_model:
-        inputs = MethodInputs.with_scoring_model(WORLD, Journal(), open_model("pocket", threads=1))  # type: ignore[arg-type]
+        inputs = MethodInputs.with_scoring_model(WORLD, Journal(), pocket())
     else:
         inputs = MethodInputs(environment=WORLD)
     more: Any = {"make_trainer": lambda settings: StillTrainer()} if method.trains_weights else {}
