@@ -25,7 +25,7 @@ def test_every_method_has_a_control_arm_and_withholds_items(method: str) -> None
     withheld = [n for n, found in drawn.items() if found and not found[0].get("is_shown", True)]
     assert control
     assert withheld
-    calls = [one for n in range(24) for one in advice(learner, f"t{n}") if one["recalled"]]
+    calls = [one for n in range(24) for one in advice(learner, f"t{n}") if one["recalled"] and one.get("consulted", True)]
     shown = sum(one["trial"]["is_advised"] for one in calls)
     assert learner.status(tenant="acme").recalled == shown < len(calls), "what is withheld helps nobody"
     found = learner.lift(tenant="acme")
