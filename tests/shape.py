@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_558, "tests": 74_626}
+LINES: Mapping[str, int] = {"source": 87_553, "tests": 74_671}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,
@@ -24,8 +24,8 @@ ROOMS: Mapping[str, int] = {
     "graphs/experiments": 7_618,
     "graphs/presets": 108,
     "graphs/serving": 2_479,
-    "graphs/studio": 2_250,
-    "graphs/wiring": 5_018,
+    "graphs/studio": 2_223,
+    "graphs/wiring": 5_023,
     "memory": 1_503,
     "memory/attempts": 653,
     "memory/claas": 2_815,
@@ -46,7 +46,7 @@ ROOMS: Mapping[str, int] = {
     "tools/environments": 8_923,
     "tools/local": 3_623,
     "tools/models": 928,
-    "tools/notebook": 1_769,
+    "tools/notebook": 1_786,
     "tools/pocket": 320,
     "tools/serving": 3_350,
     "tools/traces": 740,

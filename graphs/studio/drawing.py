@@ -285,13 +285,8 @@ def _call_of(name: str, node: Any) -> str:
 
 
 def _entry(name: str, about: str, reads: Iterable[str], writes: Iterable[str], module: str = "") -> dict[str, str]:
-    return {
-        "name": name,
-        "about": about,
-        "module": module,
-        "reads": ", ".join(sorted(reads)),
-        "writes": ", ".join(sorted(writes)),
-    }
+    channels = {"reads": ", ".join(sorted(reads)), "writes": ", ".join(sorted(writes))}
+    return {"name": name, "about": about, "module": module, **channels}
 
 
 def _show(line: int, sentence: str) -> dict[str, Any]:

@@ -44,11 +44,7 @@ def channel_form(graph: Any, state: Mapping[str, Any], channel: str, index: int 
 
 
 def read_channel(graph: Any, state: Mapping[str, Any], channel: str, value: Any, index: int | None = None) -> Any:
-    """The value for `Walk.edit`, so that a channel holds what its form says: a reducer adds nothing to it.
-
-    Raises:
-        UserError: the value is not of the channel's type.
-    """
+    """The value for `Walk.edit`, so that a channel holds what its form says: a reducer adds nothing to it."""
     if index is not None:
         found: Any = [*state[channel]]
         found[index] = _read_message(found[index], value)
@@ -58,11 +54,8 @@ def read_channel(graph: Any, state: Mapping[str, Any], channel: str, value: Any,
 
 
 def read_graph_input(graph: Any, value: Any) -> Any:
-    """The input of a graph from its form: a record where a channel holds records, and not the form's dict.
-
-    Raises:
-        UserError: a name is unknown, a channel is missing, or a value is not of its channel's type.
-    """
+    """The input of a graph from its form: a record where a channel holds records, and not the form's dict. A name that is unknown, a
+    channel that is missing or a value of another type is a `UserError`."""
     if not isinstance(value, Mapping):
         return value
     check_names(graph, value)
@@ -139,11 +132,7 @@ def settings_form(name: str, usual: Any, settings: Any) -> dict[str, Any]:
 
 
 def read_settings(usual: Any, value: Mapping[str, Any]) -> Any:
-    """Settings with the values of their form.
-
-    Raises:
-        UserError: there is no such setting, or a value is of another type or size.
-    """
+    """Settings with the values of their form; a `UserError` where a value is of another type or size."""
     hints = get_type_hints(type(usual))
     return replace(usual, **{key: check_value(given, hints.get(key, Any), key) for key, given in value.items()})
 

@@ -53,11 +53,7 @@ class FolderView:
             self.problems.append(f"{error}. The steps are shown without the graph.")
 
     def run(self, name: str) -> RunView:
-        """A run of the folder.
-
-        Raises:
-            UserError: there is none of this name.
-        """
+        """A run of the folder, or a `UserError` that says which there are."""
         with self._lock:
             if name not in self._runs:
                 run = self.folder.run(name)

@@ -11,8 +11,8 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langgraph.types import StateSnapshot
 
 from ...memory.errors import UserError
+from ...tools.notebook.moments import source_of
 from ...tools.notebook.walk import Walk
-from .shown_moments import is_edit
 
 __all__ = []
 
@@ -74,7 +74,7 @@ class Running:
 
     def cost(self, before: StateSnapshot, after: StateSnapshot) -> str:
         """The time and the tokens of what ran between two moments, in words; empty where they were not measured."""
-        return "" if is_edit(after) else cost_words(*self._sums(before))
+        return "" if source_of(after) == "update" else cost_words(*self._sums(before))
 
     def _sums(self, moment: StateSnapshot) -> tuple[float, int]:
         known = [task.id for task in moment.tasks if task.id in self._seconds]
@@ -83,7 +83,7 @@ class Running:
     def costs(self, path: Sequence[StateSnapshot]) -> list[list[str]]:
         """Node, times, and time and tokens in words, for what ran on a path; the slowest first. Nothing where nothing was measured."""
         sums: dict[str, tuple[int, float, int]] = {}
-        for before in [before for before, after in pairwise(path) if not is_edit(after)]:
+        for before in [before for before, after in pairwise(path) if source_of(after) != "update"]:
             name, (more, further) = " and ".join(dict.fromkeys(before.next)), self._sums(before)
             times, seconds, tokens = sums.get(name, (0, 0.0, 0))
             sums[name] = times + max(Counter(before.next).values()), seconds + more, tokens + further

@@ -6,7 +6,7 @@ from typing import Any
 from langchain_core.messages import BaseMessage
 from langgraph.types import StateSnapshot
 
-from ...tools.notebook.moments import names_of, passes_along
+from ...tools.notebook.moments import names_of, passes_along, source_of
 from ...tools.notebook.tables import to_line
 from ...tools.notebook.walk import Walk
 from ..wiring.picture import held_objects
@@ -34,7 +34,7 @@ def title_of(path: Sequence[StateSnapshot], number: int) -> dict[str, str]:
     if number == 0:
         return {"title": "start", "text": f"before {names_of(path[0].next)}"}
     before = path[number - 1]
-    if is_edit(path[number]):
+    if source_of(path[number]) == "update":
         return {"title": "edit", "text": "values written by hand"}
     wrote = {name: value for node in dict.fromkeys(before.next) for name, value in _result(before, node).items()}
     return {"title": names_of(before.next), "text": ", ".join(_brief(name, value) for name, value in wrote.items())}
@@ -46,11 +46,6 @@ def _brief(name: str, value: Any) -> str:
     if isinstance(last, BaseMessage):
         return to_line(last, 120)
     return f"{name} {to_line(value, 24)}" if isinstance(value, str | int | float) else name
-
-
-def is_edit(moment: StateSnapshot) -> bool:
-    """True if a moment was made by hand: no node ran to reach it."""
-    return (moment.metadata or {}).get("source") == "update"
 
 
 def _result(moment: StateSnapshot, node: str) -> Mapping[str, Any]:

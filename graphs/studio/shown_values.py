@@ -10,7 +10,7 @@ from langchain_core.messages import BaseMessage
 from pydantic import BaseModel
 
 from ...nodes.act.choose import softmax
-from ...tools.notebook.tables import call_lines, to_line
+from ...tools.notebook.tables import call_lines, is_same, to_line
 from ..wiring.mermaid import read_flow
 from ..wiring.picture import describe_node
 
@@ -28,9 +28,6 @@ def show_graph(text: str, graph: Any, further: Mapping[str, Any] = MappingProxyT
         text: the drawing.
         graph: a compiled graph whose nodes have the names of the drawing.
         further: further nodes by their names.
-
-    Raises:
-        FlowError: the drawing cannot be read.
     """
     drawn = read_flow(text)
     known = {name: spec.runnable for name, spec in graph.builder.nodes.items()} | dict(further)
@@ -48,19 +45,13 @@ def show_graph(text: str, graph: Any, further: Mapping[str, Any] = MappingProxyT
 def show_state(values: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
     """The channels of a state; `changed` marks those that differ from the state before."""
     return [
-        {"name": name, "changed": before is not None and not _same(before.get(name, _ABSENT), value), **show_value(value)}
+        {
+            "name": name,
+            "changed": before is not None and not (name in before and is_same(before[name], value)),
+            **show_value(value),
+        }
         for name, value in values.items()
     ]
-
-
-_ABSENT = object()
-
-
-def _same(one: Any, other: Any) -> bool:
-    try:
-        return one is other or bool(one == other)
-    except Exception:  # arrays and other values that do not compare to one truth
-        return False
 
 
 def show_value(value: Any, depth: int = 0) -> dict[str, Any]:

@@ -234,7 +234,7 @@ def _first_task(graph: Any, options: StudioOptions) -> dict[str, Any] | None:
 
 
 class _UserCode:
-    """A graph of the user's, and the files of the current directory that it was made from."""
+    """A graph of the user's, and the files of the current directory and of its own that it was made from."""
 
     def __init__(self, target: str) -> None:
         self._target = target
@@ -245,10 +245,13 @@ class _UserCode:
     def _read_files(self) -> dict[str, bytes]:
         """Name of a module -> its text: the time of a file tells two changes within a tick of its clock not apart."""
         here, python = (os.path.join(one, "") for one in (Path.cwd(), sysconfig.get_path("stdlib")))  # it may be below
+        place = Path(self._target.rpartition(":")[0])
+        target = sys.modules.get(place.stem if place.suffix == ".py" else place.name)
+        own = here, os.path.join(os.path.dirname(os.path.abspath(getattr(target, "__file__", None) or "-")), "")
         for name, module in list(sys.modules.items()):  # thousands: a Path of each took most of the time
             file = os.path.join(here, getattr(module, "__file__", None) or "/")
             is_installed = file.startswith(python) or not {"site-packages", "dist-packages"}.isdisjoint(file.split(os.sep))
-            if file.startswith(here) and file.endswith(".py") and not is_installed and name.partition(".")[0] != "learngraph":
+            if file.startswith(own) and file.endswith(".py") and not is_installed and name.partition(".")[0] != "learngraph":
                 self._files[name] = Path(file)
         return {name: path.read_bytes() for name, path in self._files.items() if path.is_file()}
 

@@ -12,6 +12,7 @@ from langgraph.types import StateSnapshot
 from pydantic_core import to_jsonable_python
 
 from ...memory.errors import UserError
+from ...tools.notebook.edits import sent_at
 from ...tools.notebook.tables import StepperError, to_line
 from ...tools.notebook.walk import Walk
 from .forms import answer_form, question_parts, question_text
@@ -58,7 +59,9 @@ class WalkBranch:
     def read_questions(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """The open questions, each with the form of its answer; and those answered meanwhile, whose answers may still be changed."""
         tasks = self.path[-1].tasks
-        askers = {one.id: (task.name, f"{task.path} {n}") for task in tasks for n, one in enumerate(task.interrupts)}
+        sent = sent_at(self.walk._in_loop, (self.walk.graph, self.walk.place)) if self.walk.questions else {}
+        names = {task.id: f"{task.name} ({sent[task.id]})" if task.id in sent else task.name for task in tasks}
+        askers = {one.id: (names[task.id], f"{task.path} {n}") for task in tasks for n, one in enumerate(task.interrupts)}
         questions: list[dict[str, Any]] = [
             dict(zip(("node", "place"), askers[id], strict=True), id=id, text=question_text(asked))
             | {"form": answer_form(asked, self.walk.here), "parts": show_state(question_parts(asked))}

@@ -265,6 +265,7 @@ class WalkSession:
             elif do == "open" and self.open_thread is not None:
                 walk, name = self.open_thread(thread := str(more.get("thread"))), f"thread {thread}"
                 self._open(WalkBranch(f"b{next(self._ids)}", name, walk, runs_on=self._is_chat))
+                self._runs = max(self._runs, len(walk._turns()))
             elif do == "say" and not self._branches:
                 self.start({"messages": more.get("text")})
                 self._move("finish", self._branches[self._current], more)

@@ -118,12 +118,15 @@ def name_hint(name: str, known: Collection[str]) -> str:
 
 def _names(wiring: Wiring, guess: Wiring | None) -> list[Finding]:
     """Names without a node, and where it is clear what is meant by these, nodes and routers that are not drawn."""
+    from ...nodes.catalogue import catalogue
+
     known = {*wiring.nodes, *wiring.others}
     unknown = "the flow draws '{}', but there is no such node; there are {}{}"
     absent = sorted(wiring.drawn_names - wiring.nodes.keys())
-    found = [
-        Finding(_line(wiring, name), unknown.format(name, sorted(known), name_hint(name, {*known, *ENDS}))) for name in absent
-    ]
+    parts = {one.name for one in catalogue() if one.kind == "part"} if absent else ()
+    shown = "; it is a part of a prompt, which a policy shows: inputs.make_policy(inputs.episode_prompt(inputs.node({!r})))"
+    hints = {name: shown.format(name) if name in parts else name_hint(name, {*known, *ENDS}) for name in absent}
+    found = [Finding(_line(wiring, name), unknown.format(name, sorted(known), hint)) for name, hint in hints.items()]
     wrong = [e for e in wiring.edges if e.source == "END" or e.target == "START"]
     found += [Finding(e.line, "nothing leaves END and nothing enters START") for e in wrong[:1]]
     if guess is None and absent:
@@ -278,7 +281,9 @@ def _outcomes(wiring: Wiring, source: str, arrows: Sequence[Edge]) -> list[Findi
         found.append(Finding(labelled[0].line, said))
     if doubled := next((e for e, label in zip(labelled, labels, strict=True) if labels.count(label) > 1), None):
         said = f"'{source}' has two arrows with one label: {sorted(labels)}; a label leads to one node, which may start several"
-        found.append(Finding(doubled.line, f"{said}: draw one more node behind it, and plain arrows from there"))
+        way = " & ".join(dict.fromkeys(e.target for e in labelled if arrow_label(e) == arrow_label(doubled)))
+        way = f"draw one more node behind it, which returns {{}}: '{source} -->|{arrow_label(doubled)}| both --> {way}'"
+        found.append(Finding(doubled.line, f"{said}: {way}"))
     plain = [e for e in arrows if wiring.kind(e) == "plain"]
     if plain:
         said = f"'{source}' has labelled and plain arrows: which one is taken would be unclear; label '{source} --> {plain[0].target}' "

@@ -39,7 +39,7 @@ def compare(one: Walk, other: Walk, before: str = "", show: Sequence[str] = ()) 
     Args:
         before: a node, also of a subgraph, at every pause before which the channels `show` stand in a line. None is named: a line holds a
             channel in which the runs differ, where they part, inside and outside the subgraph where that is, and where they stand now.
-            Moments are matched by their turn of a chat, and their number in it.
+            Moments are matched by their turn of a chat, and their number in it without edits: `moment 2 | 3` where that differs.
         show: names of channels, such as `["action"]`; where none is named, of those that differ.
 
     Raises:
@@ -80,11 +80,12 @@ def _come_out(walk: Walk) -> Walk:
 
 def _table_parted(walks: Sequence[Walk], turns: Sequence[Sequence[list[StateSnapshot]]], show: Sequence[str]) -> Table:
     most = max(map(len, turns))
-    pairs = [
-        (place_of(most, t, n), a, b)
-        for t, both in enumerate(zip(*turns, strict=False), 1)
-        for n, (a, b) in enumerate(zip(*both, strict=False))
-    ]
+    numbers = [{checkpoint_id(one.config): n for turn in walk._turns() for n, one in enumerate(turn)} for walk in walks]
+    pairs = list[Pair]()
+    for t, both in enumerate(zip(*turns, strict=False), 1):
+        for pair in zip(*both, strict=False):
+            n, m = (known[checkpoint_id(one.config)] for known, one in zip(numbers, pair, strict=True))
+            pairs.append((place_of(most, t, n) + f" | {m}" * (n != m), *pair))
     found = [*_part(walks, pairs, show), *_differ("now", turns[0][-1][-1], turns[1][-1][-1], show)]
     title = f"where they part, and where they stand now{'' if found else ': no difference'}"
     return Table(("", "channel", "first run", "second run ′"), tuple(found), title=title)

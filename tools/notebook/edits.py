@@ -15,8 +15,8 @@ from langgraph.types import PregelTask, Send, StateUpdate
 
 from .moments import call_graph
 from .pauses import Graph, Invocation, innermost
-from .record_copy import copy_record
-from .tables import StepperError
+from .record_copy import MARK, copy_record
+from .tables import StepperError, to_line
 
 __all__ = []
 
@@ -84,7 +84,7 @@ def write_edit(
             left = [(channel, held.get(channel, value)) for channel, value in was]
             left += redirect(led, {task.name: was}, {task.name: left})
             memory: Any = new[0].checkpointer
-            memory.put_writes(new[1], left, same.pop(0))
+            memory.put_writes(new[1], [*left, MARK], same.pop(0))
     if now and not any(ids.values()) and any(task.id not in ended for task, _ in before):
         raise StepperError("all that would follow has been done already, so that nothing would run: go on, and edit then")
     return new
@@ -113,6 +113,11 @@ def _tasks(in_loop: bool, at: Place) -> list[tuple[PregelTask, Write]]:
     sent = call_graph(at[0].checkpointer, in_loop, "get_tuple", at[1]).checkpoint["channel_values"].get(TASKS, ())
     drawn = [(one, (ARROW + one.name, None)) for one in tasks if one.path[0] == "__pregel_pull"]
     return [*drawn, *((one, (TASKS, sent[int(one.path[1])])) for one in tasks if one.path[0] != "__pregel_pull")]
+
+
+def sent_at(in_loop: bool, at: Place) -> dict[str, str]:
+    """Id of a task about to run at a place -> what was sent to it, in a line."""
+    return {task.id: to_line(lead[1].arg, 60) for task, lead in _tasks(in_loop, at) if isinstance(lead[1], Send)}
 
 
 def _leads(in_loop: bool, at: Place) -> list[Write]:

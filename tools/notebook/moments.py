@@ -56,11 +56,17 @@ def turns_to(now: StateSnapshot, history: Iterable[StateSnapshot], *, only_last:
 
 def passes_along(path: Sequence[StateSnapshot], graph: Graph) -> dict[tuple[str, str], int]:
     """How often each arrow of a graph was taken along the moments of a path: (from, to) -> number. A fan-out takes one as often as it sends."""
-    drawn = {(edge.source, edge.target) for edge in graph.get_graph().edges}
+    builder, arrived = graph.builder, set[tuple[str, str]]()
+    waits = {(a, b) for starts, b in builder.waiting_edges for a in starts}
+    waits |= {(a, b) for a, b in builder.edges if b in builder.nodes and builder.nodes[b].defer}
+    drawn = {(edge.source, edge.target) for edge in graph.get_graph().edges} - waits
     counted = Counter[tuple[str, str]]()
     moments = [("__start__",), *([task.name for task in one.tasks] for one in without_replaced(path))]
     for before, after in pairwise(moments):
         counted.update((a, b) for a in dict.fromkeys(before) for b in after or ("__end__",) if (a, b) in drawn)
+        arrived |= {(a, b) for a, b in waits if a in before}
+        counted.update(came := {(a, b) for a, b in arrived if b in (after or ("__end__",))})
+        arrived -= came
     ends = {"__start__": "START", "__end__": "END"}
     return {(ends.get(a, a), ends.get(b, b)): times for (a, b), times in counted.items()}
 
@@ -200,11 +206,8 @@ def _check_arguments(graph: Any, name: str, args: Mapping[str, Any]) -> None:
 
 
 def check_answer(question: Any, answer: Any, graph: Any) -> None:
-    """Refuse an answer to a question of LangChain's HumanInTheLoopMiddleware that it could not read, or a tool of the graph not take.
-
-    Raises:
-        StepperError: shows a right answer.
-    """
+    """Refuse an answer to a question of LangChain's HumanInTheLoopMiddleware that it could not read, or a tool of the graph not take, with
+    a `StepperError` that shows a right answer."""
     calls = question.get("action_requests") if isinstance(question, Mapping) else None
     if not isinstance(calls, list):
         return

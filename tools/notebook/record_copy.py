@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
+from langgraph._internal._constants import NO_WRITES
 from langgraph.channels import DeltaChannel
 from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.checkpoint.memory import InMemorySaver
@@ -17,6 +18,8 @@ __all__ = []
 
 Key = tuple[str, str]
 """A checkpoint's namespace, which is that of its subgraph, and its id."""
+MARK = NO_WRITES, "edit"
+"""Stands among the writes of a task that had ended before an edit, which belong to the edit's moment; LangGraph ignores it."""
 
 
 def copy_record(saver: Any, in_loop: bool, place: RunnableConfig, *, anew: bool) -> InMemorySaver:
@@ -24,7 +27,7 @@ def copy_record(saver: Any, in_loop: bool, place: RunnableConfig, *, anew: bool)
 
     Args:
         in_loop: whether the saver is called in the loop of walks.
-        anew: leave out what has begun at the place. Where the old record goes on from there, it is left out anyway.
+        anew: leave out what has begun at the place, but not what an edit took over. Where the old record goes on from there, it is left out anyway.
     """
     record, given = _read(saver, in_loop, place), place["configurable"]
     tips: dict[str, str] = given.get("checkpoint_map") or {given.get("checkpoint_ns", ""): given["checkpoint_id"]}
@@ -51,7 +54,7 @@ def copy_record(saver: Any, in_loop: bool, place: RunnableConfig, *, anew: bool)
     for one in filter(is_kept, record):
         key, writes = _key(one), one.pending_writes or []
         if anew and key == (innermost, tips[innermost]):
-            writes = []
+            writes = [write for write in writes if (write[0], *MARK) in writes]
         elif key in tips.items() and key in left:  # the subgraph around the place has ended since
             writes = [write for write in writes if write[0] not in inside]
         kept.append(one._replace(pending_writes=writes))

@@ -85,14 +85,14 @@ def to_line(value: Any, limit: int = MAX_LINE) -> str:
 def two_lines(one: Any, other: Any) -> tuple[str, str]:
     """Two values in a line each. Where these would be the same, though the values are not: the first part in which they differ."""
     lines = to_line(one), to_line(other)
-    if lines[0] != lines[1] or _is_same(one, other):
+    if lines[0] != lines[1] or is_same(one, other):
         return lines
     if isinstance(one, str) and isinstance(other, str):
         start = max(0, next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0) - 20)
         return f"…{to_line(one[start:])}", f"…{to_line(other[start:])}"
     first, second = _parts(one), _parts(other)
     for name in {**first, **second}:
-        if not _is_same(a := first.get(name), b := second.get(name)):
+        if not is_same(a := first.get(name), b := second.get(name)):
             return tuple(f"{name}: {line}" for line in two_lines(a, b))  # type: ignore[return-value]
     return lines[0], f"{lines[1]} (not the same)"
 
@@ -108,7 +108,7 @@ def _parts(value: Any) -> dict[str, Any]:
     return {f"[{n}]": part for n, part in enumerate(value)} if isinstance(value, Sequence) else {}
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def is_same(one: Any, other: Any) -> bool:
     """True if two values are equal; arrays and the like, which do not say so in one word, by their texts. A message's id is new in each run,
     and no difference."""
     if isinstance(one, BaseMessage) and isinstance(other, BaseMessage):
@@ -164,12 +164,9 @@ def call_lines(message: BaseMessage) -> list[str]:
 
 
 def check_channels(graph: Any, values: Mapping[str, Any]) -> None:
-    """Refuse a channel that the graph does not have, and a value that is not of the channel's type.
+    """Refuse a channel that the graph does not have, and a value that is not of the channel's type, with a `StepperError`.
 
     Channels with a reducer take what the reducer takes, and are not checked here; nor are types that cannot be checked.
-
-    Raises:
-        StepperError: names the channel, its type and the value.
     """
     check_names(graph, values)
     known, hints = graph.builder.channels, channel_types(graph.builder)
@@ -183,7 +180,7 @@ def check_edit(graph: Any, asked: Mapping[str, Any], state: Mapping[str, Any], s
     it need not be equal. A channel with a reducer may show what it will."""
     for name, value in asked.items():
         channel, shown = graph.builder.channels[name], state.get(name)
-        differs = isinstance(channel, LastValue) and not _is_same(shown, value) and save(shown) != save(value)
+        differs = isinstance(channel, LastValue) and not is_same(shown, value) and save(shown) != save(value)
         if differs or name not in state:
             kept = f"LangGraph's {type(channel).__name__} does not keep it"
             raise StepperError(f"{to_line(value)} was written into `{name}`, which is not in the state behind the edit: {kept}")

@@ -41,10 +41,10 @@ from langgraph.types import Command, Interrupt, StateSnapshot
 from ...memory.errors import did_you_mean, plural, type_of
 from ...memory.graph_input import InputError, check_input, list_names, type_name
 from ...memory.graph_input import check_names as check_input_names
-from ...memory.storage.branches import Branch
+from ...memory.storage.branches import Branch, new_moment
 from ...memory.storage.branching_store import BranchingStore
 from ...memory.storage.serializer import allow_records
-from .edits import write_edit
+from .edits import sent_at, write_edit
 from .moments import (
     call_graph,
     check_answer,
@@ -107,6 +107,8 @@ class Walk:
     """True if the walk went back to a moment whose nodes have asked: `resume` first runs them to their questions."""
     _seen: dict[str, tuple[Any, ...]] = field(default_factory=dict, repr=False, compare=False)
     """Id of a question that was seen, here or by the walk that was forked -> its place."""
+    _stood: str = field(default_factory=new_moment, repr=False, compare=False)
+    """The moment when it came to its place."""
 
     def __post_init__(self) -> None:
         if not self.graph.checkpointer:
@@ -278,8 +280,11 @@ class Walk:
             form, key = ", ".join(f"{one!r}: ..." for one in names or places), "node" if names else "id"
             odd = [*(answer.keys() - known if isinstance(answer, Mapping) else ())]
             said = f"{odd[0]!r} does not ask{did_you_mean(str(odd[0]), names)}; " if odd else ""
+            sent = sent_at(self._in_loop, (self.graph, self.place))
+            works = [sent[task.id] for task in self._snapshot().tasks for _ in task.interrupts if task.id in sent]
+            about = f"; in this order they work on {', '.join(works)}" if works and not names else ""
             raise StepperError(
-                f"{said}{len(places)} nodes ask: answer with a dict of {key} -> answer, such as resume({{{form}}})"
+                f"{said}{len(places)} nodes ask: answer with a dict of {key} -> answer, such as resume({{{form}}}){about}"
             )
         given = {known[id]: said for id, said in answer.items()} if by_id else {next(iter(places.values())): answer}
         for one in self._interrupts():
@@ -327,7 +332,7 @@ class Walk:
 
     def _stand(self, inside: Sequence[Invocation]) -> Self:
         """Stand at the latest moment of the run inside these invocations, or as far inside as they have not ended."""
-        self._has_asked = False
+        self._has_asked, self._stood = False, new_moment()
         self._now, depth = self._latest(inside)
         self.inside, self.place = tuple(inside[:depth]), self._now.config
         return self
@@ -364,6 +369,7 @@ class Walk:
         nodes = [*dict.fromkeys(task.name for task in played[-2].tasks)] if len(played) > 1 else []
         ended = {task.id for task in self._snapshot().tasks if task.result is not None and not task.interrupts}
         before = dict(vars(self))
+        asking = {task.name for task in self._snapshot().tasks if self._has_asked or task.interrupts}
         self._begin_branch()
         try:
             with self._remembering():
@@ -376,6 +382,7 @@ class Walk:
             vars(self).update(before)
             said = (str(error) or type(error).__name__).splitlines()[0]
             raise StepperError(f"the channels {', '.join(channels)} do not take these values: {said}") from error
+        self._has_asked = not asking.isdisjoint(self.next)
         return self
 
     def break_on(self, *stops: Stop) -> Self:
@@ -401,9 +408,9 @@ class Walk:
             raise StepperError(f"cannot go back {times} steps: this is {here}")
         self._begin_branch()
         assert self.branch is not None
-        past = path[-1 - times]
-        self.branch = self.branch.at(checkpoint_id(past.config))
         if times:
+            past = path[-1 - times]
+            self.branch = self.branch.at(checkpoint_id(past.config))
             self._has_asked = any(task.interrupts for task in past.tasks)
             self.place, self._answers, self._asks_again = past.config, (), False
         self._copy_record(anew=times > 0)
@@ -411,14 +418,10 @@ class Walk:
 
     def fork(self) -> Self:
         """A what-if from this place, with a branch of memory and a record of its own; the two walks are independent."""
-        moment = checkpoint_id(self.place)
-        made = replace(
-            self,
-            branch=self.branch.at(moment) if self.branch is not None else Branch(moment),
-            breakpoints=list(self.breakpoints),
-            _left=None,
-        )
+        made = replace(self, breakpoints=list(self.breakpoints), _left=None)
         made._copy_record()
+        moment = made._moment()
+        made.branch = self.branch.at(moment) if self.branch is not None else Branch(moment)
         made._left = replace(made)
         return made
 
@@ -453,8 +456,8 @@ class Walk:
         if left is None:
             raise StepperError("this walk is the real run, which is not dropped; back(n) begins a what-if")
         self.graph = self.graph.copy({"checkpointer": left.graph.checkpointer})
-        self.place, self.inside, self._now = left.place, left.inside, left._now
-        self.branch = left.branch.at(checkpoint_id(left.place)) if left.branch is not None else None
+        self.place, self.inside, self._now, self._stood = left.place, left.inside, left._now, left._stood
+        self.branch = left.branch.at(left._moment()) if left.branch is not None else None
         self._left = left if left.branch is not None else None
         self._answers, self._asks_again, self._has_asked = left._answers, bool(self._interrupts()), left._has_asked
         return self
@@ -462,7 +465,12 @@ class Walk:
     def _begin_branch(self) -> None:
         if self.branch is None:
             self._left = replace(self)
-            self.branch = Branch(checkpoint_id(self.place))
+            self.branch = Branch(self._moment())
+
+    def _moment(self) -> str:
+        """The moment as of which a what-if from here sees the memories: it has what nodes side by side wrote that have run already."""
+        has_begun = any(task.interrupts or task.error or task.result is not None for task in self._snapshot().tasks)
+        return self._stood if has_begun else checkpoint_id(self.place)
 
     def _copy_record(self, anew: bool = False) -> None:
         """Go on in a record of its own; `anew`: the nodes about to run there begin anew."""

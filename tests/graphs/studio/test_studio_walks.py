@@ -28,7 +28,7 @@ from langchain_core.messages.ai import UsageMetadata
 from langchain_core.outputs import ChatGenerationChunk
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
-from langgraph.types import interrupt
+from langgraph.types import Send, interrupt
 from studio_runs import play_run
 from typing_extensions import TypedDict
 from variants import quick
@@ -153,7 +153,7 @@ def test_back_and_fork_leave_what_was_taken_in_the_tree() -> None:
     assert sum(times for _, target, times in ends["passes"] if target == "check") == 1
     assert walks.moments("b0", 0, 100)["count"] == 7
     found = walks.compare(seen["current"], "b0")
-    assert (found["head"][2:], found["rows"][0]) == (["what-if 3", "run 1"], ("moment 1", "number", "9", "1"))
+    assert (found["head"][2:], found["rows"][0]) == (["what-if 3", "run 1"], ("moment 2 | 1", "number", "9", "1"))
 
 
 @pytest.mark.parametrize("order", ["b0 b1 b2", "b2 b1 b0", "b1 b2 b0"])
@@ -292,6 +292,17 @@ def test_a_question_is_answered_and_a_subgraph_is_entered() -> None:
     assert (current(seen)["inside"], current(seen)["note"]) == ([], "before check")
     state = {one["name"]: one["line"] for one in walks.moment(seen["current"], current(seen)["count"] - 1)["state"]}
     assert state == {"number": "1", "answer": "7 or so"}
+
+
+def test_questions_of_one_node_are_told_apart_by_what_they_work_on() -> None:
+    builder = StateGraph(Count).add_node("ask", lambda work: {"number": interrupt("ok?") * 0})
+    sends = [Send("ask", {"number": n}) for n in (5, 6)]
+    builder.add_conditional_edges(START, lambda state: sends, ["ask"])
+    walks = session(builder.compile(checkpointer=InMemorySaver()))
+    asked = current(act(walks, "finish"))["questions"]
+    assert [(one["node"], one["text"]) for one in asked] == [("ask ({'number': 5})", "ok?"), ("ask ({'number': 6})", "ok?")]
+    with pytest.raises(UserError, match=re.escape("in this order they work on {'number': 5}, {'number': 6}")):
+        walks.walks["run 1"].resume("yes")
 
 
 def test_questions_are_answered_each_by_itself_and_an_answer_is_changed_while_others_are_open() -> None:
@@ -990,13 +1001,16 @@ def test_options_that_make_no_sense_are_sentences() -> None:
         open_studio(StudioOptions("json:loads", input="{"))
 
 
+@pytest.mark.parametrize("folder", ["/", "site-packages"])
 def test_code_that_changed_is_run_anew_and_neither_python_nor_packages_are_touched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
 ) -> None:
-    """Where the current directory has Python itself below it, and a folder of compiled files cannot be written."""
-    monkeypatch.chdir("/")
+    """Where the current directory has Python itself below it, or is not that of the code; a folder of compiled files cannot be written."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "site-packages").mkdir()
+    monkeypatch.chdir(tmp_path / folder)
+    for name in ("z4_app", "z4_part", "z4_package"):
+        sys.modules.pop(name, None)
     monkeypatch.syspath_prepend(tmp_path / "site-packages")
     (tmp_path / "site-packages" / "z4_package.py").write_text("")
     (tmp_path / "z4_part.py").write_text("")

@@ -187,13 +187,21 @@ def test_a_join_that_would_wait_for_ever_is_told_before_it_runs(flow: str, says:
     assert told == [] or told[0].startswith(says)
 
 
+def test_a_part_of_a_prompt_that_is_drawn_is_told_with_its_place() -> None:
+    told = check("flowchart LR\n START --> b --> NotesPart --> END", {"b": anything})
+    place = (
+        "it is a part of a prompt, which a policy shows: inputs.make_policy(inputs.episode_prompt(inputs.node('NotesPart')))"
+    )
+    assert told == [(2, f"the flow draws 'NotesPart', but there is no such node; there are ['b']; {place}")]
+
+
 def test_one_label_to_two_nodes_is_told_with_what_to_draw() -> None:
     told = check(
         "flowchart LR\n START --> b\n b -->|again| b\n b -->|over| c & d\n c & d --> END",
         dict.fromkeys("bcd", anything),
         {"b": good_enough},
     )
-    assert told == [(4, "'b' has two arrows with one label: ['again', 'over', 'over']; a label leads to one node, which may start several: draw one more node behind it, and plain arrows from there")]  # fmt: skip
+    assert told == [(4, "'b' has two arrows with one label: ['again', 'over', 'over']; a label leads to one node, which may start several: draw one more node behind it, which returns {}: 'b -->|over| both --> c & d'")]  # fmt: skip
 
 
 def rounds(state: Any) -> Literal["again"]:

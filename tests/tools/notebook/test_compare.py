@@ -81,7 +81,7 @@ def test_a_walk_inside_and_one_outside_are_compared_from_outside(depth: int) -> 
     walk = (walk.into("game") if depth > 1 else walk).until("play").step()
     place = "episode > game > moment 2" if depth > 1 else "episode > moment 2"
     other = walk.fork().edit(move=3)
-    assert compare(walk, other).rows[0] == ("moment 2", "move", "2", "3"), "both are inside"
+    assert compare(walk, other).rows[0] == ("moment 2 | 3", "move", "2", "3"), "both are inside"
     other.out()
     assert compare(walk, other).rows[0] == (place, "move", "2", "3")
     rows = compare(walk, other, before="play", show=["move"]).rows

@@ -109,7 +109,7 @@ def test_forks_do_not_move_each_other() -> None:
     assert differing.marked == {2, 3, 4}
     assert compare(walk, other, before="note").head == ("", "n", "n ′", "by", "by ′", "trail", "trail ′"), "those that differ"
     ends = [("now", "n", "5", "6"), ("now", "by", "1", "2"), ("now", "trail", "[1, 2, 3, 4, 5]", "[1, 2, 4, 6]")]
-    assert compare(walk, other).rows == (("moment 3", "by", "1", "2"), *ends)
+    assert compare(walk, other).rows == (("moment 3 | 4", "by", "1", "2"), *ends), "the edit is a moment"
     assert compare(walk, walk.fork()).rows == ()
 
 

@@ -9,6 +9,7 @@ from langchain.agents import create_agent
 from langgraph.channels import UntrackedValue
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
+from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command, Send, interrupt
 from typing_extensions import TypedDict
 from variants import quick
@@ -164,6 +165,8 @@ def test_an_edit_between_parallel_nodes_writes_also_what_the_ended_one_wrote(flo
         assert walk.edit(**values).state.items() >= values.items()
     assert (walk.state["verdict"], walk.next, walk.step().question) == ("good", ("money",), "money")
     assert walk.resume("high").finish().state == {"words": "x y", "verdict": "good", "docs": ["high"], "read": ["mine", "b"]}
+    again = walk.back(2).fork().resume("low").finish()  # to the edit: what the ended node wrote by then stays
+    assert (again.state["verdict"], again.state["docs"], again.state["read"]) == ("good", ["low"], ["mine", "b"])
     assert walk.drop().state == {"words": "x y", "verdict": "bad", "read": []}
 
 
@@ -193,7 +196,17 @@ def test_work_that_is_done_is_known_by_its_input_where_an_edit_of_its_list_is_ma
     with pytest.raises(StepperError, match="all that would follow has been done already"):
         walk.edit(items=["a"])
     assert (walk.branch, walk.next, walk.state["items"]) == (None, ("work", "work"), begun["items"])
-    walk.edit(items=["d", "a", "a"]).step()
-    assert walk.question == "d", "of two equal pieces one was done"
-    walk.resume("now").finish()
+    walk.edit(items=["d", "a", "a"]).resume("now").finish()  # of two equal pieces one was done
     assert sorted(walk.state["log"]) == ["a done", "a done", "collected", "d now"]
+
+
+def test_a_what_if_between_parallel_nodes_remembers_what_the_ended_one_wrote() -> None:
+    builder = StateGraph(State).add_node("put", lambda state, *, store: store.put(("all",), "put", {}))
+    builder.add_node("ask", lambda state: {"note": interrupt("?")})
+    builder.add_node("count", lambda state, *, store: {"log": [one.key for one in store.search(("all",))]})
+    builder.add_edge(START, "put").add_edge(START, "ask").add_edge(["put", "ask"], "count")
+    begin: Any = {"note": "", "log": []}
+    walk = start(builder.compile(checkpointer=InMemorySaver(), store=InMemoryStore()), begin).step()
+    for other in (walk.fork(), walk.fork().edit(note="n"), walk.fork().fork(), walk.fork().edit(note="n").resume("b").back()):
+        assert other.resume("a").finish().state["log"] == ["put"]
+    assert walk.back(0).fork().back(0).resume("a").finish().state["log"] == ["put"]

@@ -21,6 +21,7 @@ from typing_extensions import TypedDict
 from variants import quick
 
 from learngraph.graphs import training_free_grpo
+from learngraph.graphs.wiring.flow import wire
 from learngraph.graphs.wiring.inputs import MethodInputs
 from learngraph.memory.storage.serializer import serializer
 from learngraph.tools.environments.keyword_keep import KeywordKeep
@@ -261,6 +262,15 @@ def test_a_fan_out_passes_its_arrow_as_often_as_it_sends() -> None:
     for many in (1, 5):  # an edit changes what is handed out
         edited = begun().step().edit(xs=[1] * many)
         assert edited.finish().passes() == {**arrows, ("begin", "play"): many}
+
+
+@pytest.mark.parametrize("flow", ["b & d --> e", "d --> e; b --> e:::deferred"])
+def test_an_arrow_whose_node_waits_for_others_is_passed_when_that_runs(flow: str) -> None:
+    nodes: dict[str, Any] = {name: lambda state: {} for name in "abcde"}
+    drawn = f"flowchart LR; START --> a --> b & c; c --> d; {flow}; e --> END"
+    walk = start(wire(StateGraph(Group), drawn, nodes).compile(checkpointer=InMemorySaver()), {"xs": []}).until("d")
+    assert walk.passes() == {("START", "a"): 1, ("a", "b"): 1, ("a", "c"): 1, ("c", "d"): 1}
+    assert walk.finish().passes().items() >= {(("b", "e"), 1), (("d", "e"), 1), (("e", "END"), 1)}
 
 
 def test_two_questions_at_once_need_their_names() -> None:

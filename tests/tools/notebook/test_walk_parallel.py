@@ -99,10 +99,10 @@ def test_walks_of_a_chat_are_compared_turn_by_turn() -> None:
     chat.go_on({"n": 1}).finish()
     rows = compare(first, chat, before="say", show=["n"]).rows
     assert rows == (("turn 1, 0", "5", "0"), ("turn 2, 0", "–", "1"))
-    assert compare(first, chat).rows[0] == ("turn 1, moment 0", "n", "5", "0")
+    assert compare(first, chat).rows[0] == ("turn 1, moment 1 | 0", "n", "5", "0")
     other = chat.fork().back().edit(n=2).finish()
     parted = compare(chat, other)
-    assert parted.rows[:2] == (("turn 2, moment 0", "n", "1", "2"), ("now", "n", "1", "2"))
+    assert parted.rows[:2] == (("turn 2, moment 0 | 1", "n", "1", "2"), ("now", "n", "1", "2"))
     assert compare(chat, chat.fork().go_on({"n": 1}).finish()).rows == (
         ("now", "log", "['said 0', 'said 1']", "['said 0', 'said 1', 'said 1']"),
     )

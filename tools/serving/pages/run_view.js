@@ -64,7 +64,7 @@ function Toolbar({ ask, names, breaks, act, stop, mark, busy, stopping, nodes, c
 /** What the walk that is shown is at, and what leads on. */
 function guide(shown, isChat, hasForm) {
   if (!shown) return `No run has begun: ${isChat ? "say something in the chat" : hasForm ? "give its input below" : "press New run"}.`;
-  const what = shown.what_if ? " This is a what-if: memory keeps nothing of it until you press Keep, and it is gone when the studio ends."
+  const what = shown.what_if ? " This is a what-if: memory keeps nothing of it until you press Keep, and it is gone when its Python ends."
     : shown.thread ? ` The graph's checkpointer keeps the run as thread ${shown.thread}.` : "";
   if (shown.questions.length) return `The run waits for an answer: give it below.${what}`;
   if (shown.note !== "at the end") return `The walk stands ${shown.note}. Step runs that, Finish runs to the end; a click on a box runs to it.${what}`;
