@@ -163,7 +163,7 @@ _INSTRUCTIONS = {
     ),
     "speaks as the system": (
         r"\b(?:system|admin(?:istrator)?|developer)\s+(?:note|notice|message|prompt|override|instructions?)\b\s*[:>\]]",
-        r"\[\s*(?:system|admin|developer)\s*\]",
+        r"\[\s*(?:system|admin|developer)\s*\]|(?-i:\bSYSTEM (?:OVERRIDE|MESSAGE|PROMPT)\b)",
         r"(?m:^)[ \t]{0,9}assistant\s*:",
         r"<\|\w{4,20}\|>|<<sys>>|\[/?inst\]",
         r"(?m:^)#+\s*(?:system|developer|assistant) ?:?[ \t]{0,9}(?m:$)",
@@ -177,8 +177,8 @@ _INSTRUCTIONS = {
         r"\b(?:vergiss|ignoriere|olvida|ignora|ignorez|oubliez)\b[^.\n]{0,40}\b(?:anweisung|regel|instru[ck]|istruzion)",
     ),
     "speaks to the agent's memory": (
-        r"\b(?:note|add|save|write|put|store)\b[^.\n]{0,20}\byour memory\b",
-        r"\bin (?:all )?future (?:conversations?|chats?|sessions?)\b",
+        r"\b(?:note|add|save|write|put|store)\b[^.\n]{0,20}(?:\byour memory\b|\bto memory\s*:)",
+        r"\b(?:in|for) (?:all )?future (?:conversations?|chats?|sessions?)\b",
         r"\bplease learn (?:that|to)\b",
         rf"(?:{_MEMORY}|{_STANDING})[^?!\n]{{0,100}}?{_PRIVILEGE}",
         r"\b(?:remember|memori[sz]e|learn) th(?:is|ese) (?:[\w-]+ )?(?:rules?|lessons?|polic(?:y|ies)|instructions?)\b",
