@@ -274,7 +274,8 @@ class JitRLMiddleware(LearningMiddleware[DecisionMemory]):
     def _newest(
         self, place: Place, visits: Sequence[tuple[float, Experience]], most: int, kind: Callable[[Experience], Hashable]
     ) -> list[Neighbour]:
-        """The newest visits of each kind, the most similar first; of another user no more than his share, and none that he alone made."""
+        """The newest visits of each kind, the most similar first: of another user no more than his share, and none of a decision that
+        he alone has made. Given oldest first; `kind` says which visits take each other's place."""
         users, held, found = self._memory(place.scope).users, defaultdict[Any, Counter[str]](Counter), list[Neighbour]()
         made_by, of_other = defaultdict[str, set[str]](set), max(int(most * self.max_user_share), 1)
         for similarity, one in reversed(visits):
