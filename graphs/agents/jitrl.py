@@ -388,5 +388,5 @@ def _last_returns(neighbours: Sequence[Neighbour], memory: DecisionMemory, scope
     found = list[float]()
     for one in neighbours:  # of one state, or single visits, oldest first
         if one.similarity == nearest:
-            found += [one.mean] if one.count == 1 else [it.value for it in memory.returns.visits(one.id, **scope)][-one.count :]
+            found += [one.mean] if one.count == 1 else [it.value for it in memory.returns.visits(one.id, one.count, **scope)]
     return found[: -LAST_SHOWN - 1 : -1]

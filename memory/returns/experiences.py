@@ -531,11 +531,12 @@ class Experiences(ShownAsTable):
             experiences = self._experiences_at(view, [place for place, _ in placed])
             return [(similarity, one) for (_, similarity), one in zip(placed, experiences, strict=True)]
 
-    def visits(self, id: str, **scope: Unpack[ExperienceScope]) -> tuple[Experience, ...]:
+    def visits(self, id: str, newest: int | None = None, **scope: Unpack[ExperienceScope]) -> tuple[Experience, ...]:
         """The single visits behind a neighbour, oldest first: those in scope to the same action in the same state.
 
         Args:
             id: of the neighbour, which is that of its newest experience.
+            newest: only so many of them, the last that were stored; None: all.
             scope: where the neighbour was found. See `neighbours`.
 
         Raises:
@@ -546,7 +547,8 @@ class Experiences(ShownAsTable):
             place = view.find(id)
             if place is None:
                 raise KeyError(f"no experience in scope has the id {id!r}")
-            return tuple(self._experiences_at(view, view.places_like(place, shown)))
+            places = view.places_like(place, shown)
+            return tuple(self._experiences_at(view, places if newest is None else places[-newest:]))
 
     def _experiences_at(self, view: Scope, places: Sequence[int]) -> list[Experience]:
         """The experiences at these places of a scope, whose trajectories are read if they were not."""

@@ -204,5 +204,6 @@ def test_visits_are_those_behind_a_neighbour() -> None:
         memory.add(Trajectory(f"r/{number}", task, (Transition("red door", "open", reward),), "r", number, domain="w"))
     (known,) = memory.neighbours("red door", k=5, task="t", domain="w", before=("r", 2))
     assert [one.value for one in memory.visits(known.id, task="t", domain="w", before=("r", 2))] == [1.0, 2.0]
+    assert [one.value for one in memory.visits(known.id, 1, task="t", domain="w", before=("r", 2))] == [2.0]
     with pytest.raises(KeyError, match="r/9/0"):
         memory.visits("r/9/0", task="t", domain="w")
