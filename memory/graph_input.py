@@ -42,7 +42,7 @@ def check_names(graph: Any, given: Any) -> None:
         raise InputError(f"{_named(graph)}the input is {form}, got {given!r:.60} ({type_of(given)})")
     if not isinstance(given, Mapping):
         return
-    others = [name for name in given if name not in graph.builder.channels]
+    others = [name for name in given if name not in channels]
     are_all = len(others) == len(given) and not needed_channels(graph.builder)
     for name in others:
         near = did_you_mean(str(name), channels - given)

@@ -14,11 +14,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_553, "tests": 74_671}
+LINES: Mapping[str, int] = {"source": 87_578, "tests": 74_712}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,
-    "graphs/agents": 8_530,
+    "graphs/agents": 8_531,
     "graphs/baselines": 1_669,
     "graphs/cli": 2_988,
     "graphs/experiments": 7_618,
@@ -31,7 +31,7 @@ ROOMS: Mapping[str, int] = {
     "memory/claas": 2_815,
     "memory/conversations": 3_215,
     "memory/lessons": 1_351,
-    "memory/returns": 1_056,
+    "memory/returns": 1_058,
     "memory/search": 1_506,
     "memory/storage": 3_016,
     "nodes": 2_916,
@@ -46,7 +46,7 @@ ROOMS: Mapping[str, int] = {
     "tools/environments": 8_923,
     "tools/local": 3_623,
     "tools/models": 928,
-    "tools/notebook": 1_786,
+    "tools/notebook": 1_808,
     "tools/pocket": 320,
     "tools/serving": 3_350,
     "tools/traces": 740,

@@ -69,6 +69,6 @@ def open_studio(options: StudioOptions) -> Studio:
         return drawing_target(options)
     if Path(target).is_dir():
         return Studio(target, folders=[FolderView(Path(target))], opens="runs")
-    if target.startswith((".", "/", "runs/")) and ".py" not in target:
+    if f"{target}/".startswith((".", "/", "runs/")) and ".py" not in target:
         raise UserError(f"there is no folder {target}; give a method, MODULE:GRAPH, FILE.mmd or the folder of a run")
     return method_target(options) if is_method(target) else graph_target(options)

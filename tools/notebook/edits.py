@@ -11,7 +11,7 @@ from langgraph._internal._runnable import RunnableCallable
 from langgraph.channels import LastValue
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.pregel._read import ChannelRead
-from langgraph.types import PregelTask, Send, StateUpdate
+from langgraph.types import Overwrite, PregelTask, Send, StateUpdate
 
 from .moments import call_graph
 from .pauses import Graph, Invocation, innermost
@@ -48,7 +48,8 @@ def write_edit(
         in_loop: whether the graph is called in the loop of walks.
         nodes: the nodes that ran before the place; none at the first.
         ended: ids of the place's tasks that have ended already, beside one that asks: of the tasks that follow, those of the same node
-            and input are not run again. What they wrote into a channel that holds one value gives way to the edit.
+            and input are not run again. What they wrote into a channel of the edit gives way to it where it replaces, and else comes
+            before it.
 
     Raises:
         StepperError: all the tasks that follow have ended already, so that nothing would run.
@@ -56,35 +57,33 @@ def write_edit(
     here, old, nodes = innermost(graph, inside), (graph, place), nodes or ["__start__"]
     saver, write = cast(BaseCheckpointSaver[Any], graph.checkpointer), partial(_write, here, in_loop)
 
-    def redirect(led: list[Write], before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Write]:
-        """The leads of nodes as their routers decide behind the edit; the same list if they decide as before."""
-        plain, edited = (_leads(in_loop, write(at, said, asks=True)) for at, said in ((old, before), (new, after)))
-        save = saver.serde.dumps_typed  # what is sent may have no `==` of its own
-        if [*map(save, plain)] == [*map(save, edited)]:
-            return led
-        drawn = Counter(map(_target, plain))
-        for one in led:
-            drawn[_target(one)] -= 1
-            edited += [one] * (drawn[_target(one)] < 0)
-        return edited
+    def key(lead: Write) -> bytes:  # what is sent may have no `==` of its own
+        return saver.serde.dumps_typed(lead)[1]
 
-    led, nothing = _leads(in_loop, old), {node: list[Write]() for node in nodes}
-    new = write(old, {nodes[-1]: [*channels.items(), *led]})
-    if (decided := redirect(led, nothing, nothing)) is not led:
-        new = write(old, {nodes[-1]: [*channels.items(), *decided]})
-    held = {name: value for name, value in channels.items() if isinstance(here.channels[name], LastValue)}
+    def redirect(led: list[Write], before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Write]:
+        plain, edited = (_leads(in_loop, write(at, said, asks=True)) for at, said in ((old, before), (new, after)))
+        return led if [*map(key, plain)] == [*map(key, edited)] else edited + _without(led, plain)
+
+    before, nothing = _tasks(in_loop, old), {node: list[Write]() for node in nodes}
+    new = write(old, {nodes[-1]: [*channels.items(), *(led := [lead for _, lead in before])]})
+    led = redirect(led, nothing, nothing)
     saved = call_graph(saver, in_loop, "get_tuple", place).pending_writes or []
+    follow, done = Counter(key(lead) for lead in led), list[tuple[PregelTask, bytes, list[Write]]]()
+    for task, lead in before:
+        if task.id in ended and follow[key(lead)] > 0:
+            follow[key(lead)] -= 1
+            done.append((task, key(lead), [write[1:] for write in saved if write[0] == task.id]))
+    first = [write for *_, writes in done for write in writes if _is_added_to(here, channels, write)]
+    new = write(old, {nodes[-1]: [*first, *channels.items(), *led]})
     ids = defaultdict[bytes, list[str]](list)
     for task, lead in (now := _tasks(in_loop, new)):
-        ids[saver.serde.dumps_typed(lead)[1]].append(task.id)
-    for task, lead in (before := _tasks(in_loop, old)):
-        if task.id in ended and (same := ids[saver.serde.dumps_typed(lead)[1]]):
-            led = [(channel, value) for id, channel, value in saved if id == task.id and _is_lead(channel)]
-            was = [(channel, value) for id, channel, value in saved if id == task.id and not _is_lead(channel)]
-            left = [(channel, held.get(channel, value)) for channel, value in was]
-            left += redirect(led, {task.name: was}, {task.name: left})
-            memory: Any = new[0].checkpointer
-            memory.put_writes(new[1], [*left, MARK], same.pop(0))
+        ids[key(lead)].append(task.id)
+    for task, same, writes in done:
+        was = [one for one in writes if not _is_lead(one[0])]
+        left = [one for one in was if one[0] not in channels]
+        left += redirect([one for one in writes if _is_lead(one[0])], {task.name: was}, {task.name: left})
+        memory: Any = new[0].checkpointer
+        memory.put_writes(new[1], [*left, MARK], ids[same].pop(0))
     if now and not any(ids.values()) and any(task.id not in ended for task, _ in before):
         raise StepperError("all that would follow has been done already, so that nothing would run: go on, and edit then")
     return new
@@ -94,10 +93,8 @@ def _write(here: Any, in_loop: bool, at: Place, updates: Mapping[str, Sequence[W
     """A copy of a record that ends with writes by nodes, without their arrows and routers; where it asks them, as they decide then."""
 
     def put(writes: Sequence[Write], config: RunnableConfig) -> Any:
-        config["configurable"][CONFIG_KEY_SEND](writes)
-        return ChannelRead.do_read(
-            config, select=[*here.builder.channels], fresh=True
-        )  # a router may read what its node returned
+        config["configurable"][CONFIG_KEY_SEND](writes)  # a router may read what its node returned
+        return ChannelRead.do_read(config, select=[*here.builder.channels], fresh=True)
 
     saver, put_all = copy_record(at[0].checkpointer, in_loop, at[1], anew=False), RunnableCallable(put, trace=False)
     parts = {name: one.copy({"writers": [put_all, *(one.writers[1:] if asks else [])]}) for name, one in here.nodes.items()}
@@ -118,6 +115,30 @@ def _tasks(in_loop: bool, at: Place) -> list[tuple[PregelTask, Write]]:
 def sent_at(in_loop: bool, at: Place) -> dict[str, str]:
     """Id of a task about to run at a place -> what was sent to it, in a line."""
     return {task.id: to_line(lead[1].arg, 60) for task, lead in _tasks(in_loop, at) if isinstance(lead[1], Send)}
+
+
+def _without(led: list[Write], others: list[Write]) -> list[Write]:
+    """The leads to nodes that the others do not start, or not as often."""
+    started, rest = Counter(map(_target, others)), list[Write]()
+    for lead in led:
+        started[_target(lead)] -= 1
+        rest += [lead] * (started[_target(lead)] < 0)
+    return rest
+
+
+def _is_added_to(here: Graph, channels: Mapping[str, Any], write: Write) -> bool:
+    """True of what an ended task wrote if the edit adds to it. Refuse an edit to be added to what replaces all."""
+    if (
+        (name := write[0]) not in channels
+        or isinstance(channels[name], Overwrite)
+        or isinstance(here.channels[name], LastValue)
+    ):
+        return False
+    if isinstance(write[1], Overwrite):
+        raise StepperError(
+            f"a node beside this place has replaced `{name}`, to which nothing adds then: Overwrite(value) replaces it"
+        )
+    return True
 
 
 def _leads(in_loop: bool, at: Place) -> list[Write]:

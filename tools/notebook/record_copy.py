@@ -27,13 +27,13 @@ def copy_record(saver: Any, in_loop: bool, place: RunnableConfig, *, anew: bool)
 
     Args:
         in_loop: whether the saver is called in the loop of walks.
-        anew: leave out what has begun at the place, but not what an edit took over. Where the old record goes on from there, it is left out anyway.
+        anew: leave out what has begun at the place, but not what an edit took over. Where the record goes on there by nodes, it is anyway.
     """
     record, given = _read(saver, in_loop, place), place["configurable"]
     tips: dict[str, str] = given.get("checkpoint_map") or {given.get("checkpoint_ns", ""): given["checkpoint_id"]}
     innermost = max(tips, key=len)
     parents = {_key(one): (_key(one)[0], checkpoint_id(one.parent_config)) for one in record if one.parent_config}
-    left = set(parents.values())
+    left = {parents[_key(one)] for one in record if one.parent_config and one.metadata.get("source") != "update"}
     anew = anew or (innermost, tips[innermost]) in left
     chain = set[Key]()
     for here in tips.items():

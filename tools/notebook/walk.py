@@ -204,8 +204,8 @@ class Walk:
         return self._until(stops)
 
     def finish(self) -> Self:
-        """Run to the end of the whole run, or to a question or a breakpoint."""
-        return self._until((), come_out=True)
+        """Run to the end of the whole run, or to a question or a breakpoint; at the end nothing runs."""
+        return self if not self.next else self._until((), come_out=True)
 
     def into(self, node: str | None = None, number: int = 0) -> Self:
         """Run to the first pause inside the subgraph of a node. Other nodes of the same moment run to their ends.
@@ -399,7 +399,7 @@ class Walk:
         """Go back `times` steps (or edits). The walk is a what-if from here on: see `keep` and `drop`.
 
         It goes back past the beginning of a turn that `go_on` began, to the end of the turn before; inside a subgraph as far as the
-        subgraph's first node. A node that has asked asks anew: `resume` answers it at once.
+        subgraph's first node. A node that has asked asks anew: `resume` answers it at once. What had run when an edit was made stays.
         """
         path = [moment for turn in self._turns() for moment in turn]
         if times not in range(len(path)):
@@ -409,11 +409,12 @@ class Walk:
         self._begin_branch()
         assert self.branch is not None
         if times:
-            past = path[-1 - times]
-            self.branch = self.branch.at(checkpoint_id(past.config))
-            self._has_asked = any(task.interrupts for task in past.tasks)
+            past, after = path[-1 - times], path[-times]
+            runs_anew = source_of(after) != "update"
+            self.branch = self.branch.at(checkpoint_id((past if runs_anew else after).config))
+            self._has_asked = runs_anew and any(task.interrupts for task in past.tasks)
             self.place, self._answers, self._asks_again = past.config, (), False
-        self._copy_record(anew=times > 0)
+        self._copy_record(anew=times > 0 and runs_anew)
         return self
 
     def fork(self) -> Self:

@@ -569,6 +569,13 @@ def test_a_wrong_input_is_told_by_graphs_that_were_drawn_and_by_walks_of_any(wro
                 move()
 
 
+def test_a_name_that_only_a_node_within_reads_is_no_name_of_the_input() -> None:
+    piece, plan = TypedDict("piece", {"topic": str}), TypedDict("plan", {"topics": list[str]})  # type: ignore[misc]  # of a fan-out
+    graph = StateGraph(plan).add_node("work", write_answer, input_schema=piece).add_edge("__start__", "work")
+    with pytest.raises(InputError, match="`topic` is no channel of the input; did you mean topics"):
+        learngraph.step(graph.compile(checkpointer=InMemorySaver()), {"topic": ["a"]})
+
+
 def test_an_input_says_what_it_is_to_be() -> None:
     graph = StateGraph(Drafted, input_schema=Asked).add_node("guess", write_answer).add_edge("__start__", "guess")
     says = "the input lacks `question`; it has `zebra`, and is to be {question: str}"

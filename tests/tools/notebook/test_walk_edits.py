@@ -10,7 +10,7 @@ from langgraph.channels import UntrackedValue
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.store.memory import InMemoryStore
-from langgraph.types import Command, Send, interrupt
+from langgraph.types import Command, Overwrite, Send, interrupt
 from typing_extensions import TypedDict
 from variants import quick
 
@@ -177,27 +177,60 @@ def test_the_fan_out_of_a_typed_node_reads_an_edit(values: Any, read: list[str])
     assert walk.finish().state["read"] == read
 
 
-def test_work_that_is_done_is_known_by_its_input_where_an_edit_of_its_list_is_made() -> None:
-    """By its place in the list, a piece of work was done twice and another never; where nothing was left, the run ended without a word."""
+class Plan(TypedDict):
+    items: list[str]
+    log: Annotated[list[str], operator.add]
 
-    class Plan(TypedDict):
-        items: list[str]
-        log: Annotated[list[str], operator.add]
 
-    def work(state: dict[str, str]) -> dict[str, list[str]]:
-        return {"log": [f"{state['item']} {interrupt(state['item']) if state['item'] != 'a' else 'done'}"]}
+def start_work(items: list[str], adds: bool = True) -> Walk:
+    """A walk to where a fan-out over the items is half done: all but "a" ask."""
+
+    def work(state: dict[str, str]) -> dict[str, Any]:
+        item = state["item"]
+        return {"log": [f"{item} {interrupt(item)}"] if item != "a" else Overwrite(["a"]) if not adds else ["a done"]}
 
     nodes: dict[str, Any] = {"plan": lambda state: {"log": []}, "work": work, "collect": lambda state: {"log": ["collected"]}}
     hand_out = {"plan": lambda state: [{"item": one} for one in state["items"]]}
     builder = wire(StateGraph(Plan), "flowchart LR; START --> plan -.-> work --> collect --> END", nodes, {}, hand_out)
-    begun = {"items": ["a", "b", "c"]}
-    walk = start(builder.compile(checkpointer=InMemorySaver()), begun).step(2)
+    return start(builder.compile(checkpointer=InMemorySaver()), {"items": items}).step(2)
+
+
+def test_work_that_is_done_is_known_by_its_input_where_an_edit_of_its_list_is_made() -> None:
+    """By its place in the list, a piece of work was done twice and another never; where nothing was left, the run ended without a word."""
+    walk = start_work(["a", "b", "c"])
     assert sorted((walk.question or {}).values()) == ["b", "c"]
     with pytest.raises(StepperError, match="all that would follow has been done already"):
         walk.edit(items=["a"])
-    assert (walk.branch, walk.next, walk.state["items"]) == (None, ("work", "work"), begun["items"])
+    assert (walk.branch, walk.next, walk.state["items"]) == (None, ("work", "work"), ["a", "b", "c"])
     walk.edit(items=["d", "a", "a"]).resume("now").finish()  # of two equal pieces one was done
     assert sorted(walk.state["log"]) == ["a done", "a done", "collected", "d now"]
+
+
+EDITS_OF_A_LIST = {
+    "adds": (["mine"], ["a done", "mine"]),
+    "replaces": (Overwrite(["mine"]), ["mine"]),
+    "empties": (Overwrite([]), []),
+}
+
+
+@pytest.mark.parametrize("kind", EDITS_OF_A_LIST)
+def test_an_edit_of_what_a_finished_piece_has_shown_holds_and_back_leads_to_where_one_stood(kind: str) -> None:
+    """What the finished piece had added came behind the edit, so that it could be neither replaced nor taken away."""
+    edit, shown = EDITS_OF_A_LIST[kind]
+    walk = start_work(["a", "b"])
+    assert walk.edit(log=edit).state["log"] == shown
+    assert walk.fork().resume("now").finish().finish().state["log"] == [*shown, "b now", "collected"]
+    assert (walk.back().state["log"], walk.next, walk.question) == (["a done"], ("work",), "b")
+    for one in (walk.fork(), walk):
+        assert one.resume("then").finish().state["log"] == ["a done", "b then", "collected"]
+    assert walk.drop().state["log"] == ["a done"]
+
+
+def test_an_edit_that_a_finished_piece_would_swallow_is_refused() -> None:
+    walk = start_work(["a", "b"], adds=False)
+    with pytest.raises(StepperError, match=r"has replaced `log`, to which nothing adds then: Overwrite\(value\) replaces it"):
+        walk.edit(log=["mine"])
+    assert walk.edit(log=Overwrite(["mine"])).resume("now").finish().state["log"] == ["mine", "b now", "collected"]
 
 
 def test_a_what_if_between_parallel_nodes_remembers_what_the_ended_one_wrote() -> None:
