@@ -110,6 +110,7 @@ class ReasoningBankMiddleware(CriticMiddleware[WeighedLessons]):
     """
 
     method: ClassVar[str] = "reasoning-bank"
+    budgets: ClassVar[str] = "the settings' max_memory_tokens, or max_added_tokens"
 
     def __init__(
         self,
@@ -202,6 +203,9 @@ class ReasoningBankMiddleware(CriticMiddleware[WeighedLessons]):
             "tokens": estimate_tokens(section),
             "said": shown.splitlines()[1:],
         }
+        if crowded := len({lesson_line(content.lesson(id)) for id in chosen}) - len(entry["said"]):
+            entry["left_out"] = crowded
+            entry["said"].append(f"{crowded} more, less alike or older, left out: the settings' max_memory_tokens is {most:,}")
         if outdated:
             entry["said"].append(f"{len(outdated)} left out, since newer ratings or lessons of the same act take their place")
         if not shown and not alike and not outdated:

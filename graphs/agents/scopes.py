@@ -140,6 +140,8 @@ class ScopedLearner(ArgumentCheck, ScopeMemories[Index]):
     needs: ClassVar[str] = ""
     """What a conversation takes to be recalled beside feedback of any kind."""
     remedy: ClassVar[str] = LearnerStatus.remedy
+    budgets: ClassVar[str] = "max_added_tokens"
+    """The options that limit how much is shown."""
     _default_key = staticmethod(goal_and_last_turn)
     """The text by which states are compared where no `state_key` is given."""
     tool_lists: Mapping[str, Sequence[str]] = {}
@@ -369,7 +371,7 @@ class ScopedLearner(ArgumentCheck, ScopeMemories[Index]):
             others = f"; other agents of this store, which name= names: {', '.join(sorted(agents))}" * bool(agents)
             notes += (f"nothing is recorded of {asked}; scopes() lists those that something is recorded of{others}",)
         if memory.left_out:
-            said = f"max_added_tokens had no room for all that was recalled in {plural(memory.left_out, 'model call')}"
+            said = f"{self.budgets} had no room for all that was recalled in {plural(memory.left_out, 'model call')}"
             notes += (said + f", and for none of it in {memory.unshown:,} of these" * bool(memory.unshown),)
         if words := memory.conversations.unlearned_words():
             said = f"words of the feedback on {plural(len(words), 'conversation')} are not learned"
