@@ -171,7 +171,7 @@ def did_you_mean(name: str, known: Iterable[str], there_are: str = "") -> str:
     """
     close = nearest(name, names := list(known))
     others = f"; {there_are} {', '.join(names)}" if there_are else ""
-    return f"; did you mean {close}?" if close else others
+    return f"; did you mean {close if close.strip() == close else repr(close)}?" if close else others
 
 
 def import_package(module: str, need: str, install: str) -> Any:

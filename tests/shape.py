@@ -14,11 +14,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_578, "tests": 74_712}
+LINES: Mapping[str, int] = {"source": 87_584, "tests": 74_715}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,
-    "graphs/agents": 8_531,
+    "graphs/agents": 8_537,
     "graphs/baselines": 1_669,
     "graphs/cli": 2_988,
     "graphs/experiments": 7_618,
