@@ -408,7 +408,9 @@ def test_a_lesson_that_ratings_of_the_same_act_outnumber_is_left_out_of_prompts(
     learner.retract("t6")
     assert right in serve(9, "My order A9 arrived broken.", 0.0)
     learner.settings = ReasoningBank(k=20, max_memory_tokens=80)
-    assert " more, less alike or older, left out: the settings' max_memory_tokens is 80" in serve(10, "My order A9 arrived broken.", 0.0)
+    assert " more, less alike or older, left out: the settings' max_memory_tokens is 80" in serve(
+        10, "My order A9 arrived broken.", 0.0
+    )
     assert "max_memory_tokens, or max_added_tokens had no room for all that was recalled in" in str(learner.status())
 
 
