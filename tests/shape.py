@@ -29,7 +29,7 @@ ROOMS: Mapping[str, int] = {
     "memory": 1_503,
     "memory/attempts": 653,
     "memory/claas": 2_815,
-    "memory/conversations": 3_215,
+    "memory/conversations": 3_218,
     "memory/lessons": 1_351,
     "memory/returns": 1_058,
     "memory/search": 1_506,

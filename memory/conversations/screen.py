@@ -64,6 +64,7 @@ _PIN = re.compile(rf"(?i)\b({_PIN_NAME}[\"']?(?:{_IS}|\s+(?:(?:from\s+\S+\s+)?to
 _MIXED = r"(?=[^\s\"'`,;:()]*\d)(?=[^\s\"'`,;:()]*[a-z])[^\s\"'`,;:()]{5,}"
 _AS = r"[\"'`]?\s+(?:is|was|as|ist|war|als|(?:should|shall|will) be)\s+(?:(?:my|our|the|a|mein|meine|das|die)\s+)?(?:(?:new|old|current|neues?|altes?)\s+)?"
 _SECRET_NAME = f"(?:{_PASSWORD_NAME}|{_PIN_NAME})"
+_FOREIGN_NAME = r"(?:\b(?:\u043f\u0430\u0440\u043e\u043b[\u044c\u044f\u0435]\w{0,2}|has\u0142[oaem]\w?|\u015fifre\w{0,4}|parola\w{0,4}|wachtwoord|hesl[oa]|palavra[- ]passe|clave)\b|\u5bc6[\u7801\u78bc]|\u53e3\u4ee4|\u30d1\u30b9\u30ef\u30fc\u30c9|\u6697\u8a3c\u756a\u53f7|\ube44\ubc00\ubc88\ud638)"
 _VALUE = rf"(?:{_MIXED}|\d{{3,12}}\b(?![.,:/-]\d))"
 _FRAMED = tuple(
     re.compile(f"(?i){frame}")
@@ -77,14 +78,15 @@ _FRAMED = tuple(
         rf"\b({_SECRET_NAME}(?:[^.?!\n]{{0,40}}[;,.]\s+(?:it|that)(?:['\u2019]s|\s+(?:is|was))|,[^,.?!\n]{{1,30}},\s+(?:is|was))\s+[\"'`]?){_VALUE}",
         r"()(?:(?m:^)|(?<=[.!?:;,] ))(?!(?:what|where|which|this|that|here|there|when|nothing|something)\b)[a-z]{4,}(?= is my (?:new )?password\b(?! [a-z]))",
         rf"\b({_SECRET_NAME}(?:[\s*_\"'`]|</\w+>)*(?:\||[-=]>|:|[\u00e8\u00e9]\s)(?:[\s*_\"'`]|&nbsp;)*){_VALUE}",
-        rf"\b({_PASSWORD_NAME}\s*[,?(]+\s*(?:it(?:'s| is)\s+)?[\"'`]?){_MIXED}",
-        rf"\b({_PIN_NAME}\s*[,?(]+\s*(?:it(?:'s| is)\s+)?)\d{{3,12}}\b",
+        rf"\b({_SECRET_NAME}\s*[,?(]+\s*(?:it(?:'s| is)\s+)?[\"'`]?)(?!\d+[.,:/-]?\d*\s\w){_VALUE}",
         rf"\b({_PASSWORD_NAME}{_VERB}(?P<quote>[\"'`]))(?=\S+ )[^\"'`\n]{{4,60}}(?=(?P=quote))",
-        rf"\b(pass[ -]?phrase\b{_IS})(?!(?:not|wrong|too|very|still|also|never|in|nicht)\b)[a-z]+(?:[ -][a-z]+){{3,}}",
-        rf"\b((?:log-?in|user(?:[ -]?name)?|credentials)\s*[:=]\s*[^\s/|,;]+\s*(?:[/|]|,?\s+pass\s*[:=])\s*|credentials:?\s+[^\s/|,;:]+[:/]){_MIXED}",
+        rf"({_FOREIGN_NAME}(?:\s+(?!\d+\b)|(?: \w+){{0,2}}?\s*(?:[-:=\uff1a\u2013\u2014\u6210\u662f\u4e3a\u70ba\u306f\u304c\ub294\uc740]|(?:to|jest|is|es|\u00e9|\u044d\u0442\u043e|\u0446\u0435)\b)\s*)[\"'`]?)(?:(?=[^\s\"'`,;:()\u3000-\uffef]*\d)(?=[^\s\"'`,;:()\u3000-\uffef]*[a-z\u00df-\u04ff])[^\s\"'`,;:()\u3000-\uffef]{{5,}}|\d{{4,12}}(?!\w|[.,:/-]\d))",
+        rf"\b((?:(?:security|secret) answer|answer to (?:my|the|your) (?:security|secret) question|(?:security|secret) question\b[^\n]{{0,60}}? answer)\b{_IS})(?!{_NO_PASSWORD})(?-i:(?=[^\s,;]*[A-Z\d])[^\s\"'`,;]{{3,}}(?: [A-Z]\w+)*)",
+        rf"\b(pass[ -]?phrase\b{_IS})(?!(?:not|wrong|too|very|still|also|never|in|nicht|the same|same|see|on|for|with|at|\w+(?:ed|ing|able))\b)[a-z]+(?:[ -][a-z]+){{2,}}",
+        rf"\b((?:log-?in(?:\s+is)?\s|(?:log-?in|user(?:[ -]?name)?|credentials)\s*[:=])\s*[^\s/|,;]+\s*(?:[/|]|,?\s+pass\s*[:=])\s*|credentials:?\s+[^\s/|,;:]+[:/]){_MIXED}",
     )
 )
-"""Secrets before their names, in quotes, of several words, and beside the name of a login."""
+"""Secrets before their names, after those of other languages, in quotes, of several words, and beside the name of a login."""
 _ARGUMENT = re.compile(
     r"(?:[^=]*(?:[_-]|(?-i:[a-z](?=[A-Z]))))?(?:pw|(?:pin|otp|cvv|cvc|geheimzahl|(?:access|security|verification)(?=[_-]?code))"
     r"(?:[_-]?(?:code|number|nummer))?)=.+"
@@ -114,22 +116,19 @@ def _any_of(*alternatives: str) -> str:
 _PRIVILEGE = _any_of(
     r"\b(?:is|are|am|be|as|of)\b(?: [\w-]+){0,3}? (?:(?:pre-?)?(?:approved|authori[sz]ed)|exempt|trusted|entitled|privileged|accepted|(?:super-?)?admin\w*|supervisors?|super ?users?|allowed)\b(?! (?:by|to (?:collect|pick|sign|receive|take))\b)",
     r"\bha(?:s|ve)(?: [\w-]+){0,2}? (?:admin\w*|root|unlimited|privileges?|clearance)\b",
-    r"\b(?:skips?|bypass(?:es)?)(?: [\w-]+){0,2}? (?:checks?|verif\w+|identi\w+|questions?|steps?|approvals?)\b",
-    r"\bnever (?:needs?|pays?|requires?|asks?|checks?|charges?|verif(?:y|ies))\b",
+    r"\b(?:never (?:needs?|pays?|requires?|asks?|checks?|charges?|verif(?:y|ies))|(?:skips?|bypass(?:es)?)(?: [\w-]+){0,2}? (?:checks?|verif\w+|identi\w+|questions?|steps?|approvals?))\b",
     r"\b(?:is|are) to be (?:refunded|reimbursed|credited|approved|granted|waived|accepted|cancell?ed|paid)\b",
     r"\b(?:(?:is|are) staff|works? for you|may (?:see|read|change|cancel|access))\b",
     r"\b(?:(?:needs?|requires?) no|no(?: [\w-]+){1,2} is (?:needed|required)|no longer (?:needed|required))\b",
-    r"\b(?:always (?:refund|approve|waive|grant|accept|skip)|(?:refund|approve|waive|grant|accept|skip)s? (?:every|all|any))\b",
+    r"\b(?:always (?:refund|approve|waive|grant|accept|skip)|(?:refund|approve|waive|grant|accept|skip)s? (?:every|all|any)\w*)\b",
     r"\b(?:is|are) (?:always )?(?:a |the )?(?:right|correct|best) (?:answer|choice|thing|solution|call)s?\b",
     r"\bwithout (?:an? |any )?(?:proof|receipt|return|check|verification|asking|approval)\b",
     r"(?<!\bmy )(?<!\bour )\b(?:customers?|members?|users?|clients?|every(?:one|body)|who\w*)\b[^.?!\n]{0,20} (?:gets?|receives?)\b",
-    r"\bfor (?:every(?:one|body)|all (?:customers|users))\b",
-    r"\b(?:deserves?|always right|free for (?:all|every\w*))\b",
+    r"\b(?:for (?:every(?:one|body)|all (?:customers|users))|deserves?|always right|free for (?:all|every\w*))\b",
     r"(?<!\bI )(?<!\bwe )\b(?:gets?|receives?|is|means?) (?:an? )?(?:(?:full|double|immediate) )?(?:refund|reimbursement|voucher|coupon)s?(?! (?:is|was|of|for|letter))\b",
     r"\brefunds? (?:is|are) (?:always )?(?:fine|ok|okay|granted|automatic)\b",
-    r"freigeschaltet|genehmigt|berechtigt|befreit|ohne (?:beleg|nachweis|pr\u00fcfung)",
-    r"aprobad|autorizad|sin (?:recibo|prueba)|approvat|autorizzat|senza (?:prova|ricevuta)",
-    r"approuv|autoris\u00e9|droit au|sans (?:preuve|justificatif)",
+    r"freigeschaltet|genehmigt|berechtigt|befreit|(?:ohne|keine?n?) (?:beleg|nachweis|pr\u00fcfung)",
+    r"aprobad|autorizad|sin (?:recibo|prueba)|approvat|autorizzat|senza (?:prova|ricevuta)|approuv|autoris\u00e9|droit au|sans (?:preuve|justificatif)",
     r"(?:rembourse|reembolsa|rimborsa)\w* (?:toujours|siempre|sempre)",
 )
 """What a rule or a privilege gives, of which a memory is to be told."""
@@ -151,12 +150,19 @@ _STANDING = _any_of(
 )
 """What makes an order one for later."""
 _GRANT = _any_of(
-    r"(?:refund|reimburse|waive|approve|authori[sz]e|grant|skip|bypass|credit)\b",
+    r"(?:refund|reimburse|waive|approve|authori[sz]e|grant|skip|bypass|credit)\b(?! cards?\b)",
     r"(?:refund|reimburs|waiv|approv|authori[sz]|grant|skipp|bypass|credit)ing\b",
     r"(?:give|issue|offer|accept)\b(?: [\w-]+){0,4}? (?:refunds?|discounts?|vouchers?|coupons?|credits?|access|returns?)\b",
     r"do (?:it|so|all|everything) without\b",
 )
 """What a standing order tells the agent to do."""
+_PEOPLE = r"(?:customer|client|guest|caller|shopper|buyer|member|user)s?\b(?! (?:of (?:my|our)|service|house|number|manual|guide|app|account)\b)"
+_GIFT = _any_of(
+    rf"\b{_GRANT}|\b(?:refund|reimburse|waive|approve|authori[sz]e|grant|credit|double|compensate)e?[ds]\b(?! (?:by|before|only)\b)",
+    r"\b(?:vouchers?|coupons?|twice|money back|no (?:receipt|proof|question)s?|pa(?:y|ys|id) (?:[\w-]+ ){0,4}?(?:back|at once|first|now|on the spot|immediately|without)|(?:never|not|don't|no) (?:\w+ ){0,2}?(?:ask|check|charge|verify|require|demand))\b",
+    r"\b(?:doppelt|zweimal|erstatt\w*|(?:ver)?schenk\w*|gutschein\w*|rembours\w*|deux fois|reembols\w*|dos veces|rimbors\w*|due volte)\b",
+)
+"""What a rule that somebody says there is lets the agent do."""
 _INSTRUCTIONS = {
     "asks to ignore instructions": (
         r"\b(?:ignore|disregard|forget|override)\b(?:[^.\n]|\n(?!\n)){0,40}\b(?:instructions?|prompts?|rules|polic(?:y|ies)|guidelines|what you were told)\b",
@@ -164,9 +170,8 @@ _INSTRUCTIONS = {
     "speaks as the system": (
         r"\b(?:system|admin(?:istrator)?|developer)\s+(?:note|notice|message|prompt|override|instructions?)\b\s*[:>\]]",
         r"\[\s*(?:system|admin|developer)\s*\]|(?-i:\bSYSTEM (?:OVERRIDE|MESSAGE|PROMPT)\b)",
-        r"(?m:^)[ \t]{0,9}assistant\s*:",
+        r"(?m:^)(?:[ \t]{0,9}assistant\s*:|#+\s*(?:system|developer|assistant) ?:?[ \t]{0,9}(?m:$))",
         r"<\|\w{4,20}\|>|<<sys>>|\[/?inst\]",
-        r"(?m:^)#+\s*(?:system|developer|assistant) ?:?[ \t]{0,9}(?m:$)",
         rf"(?m:^)[ \t]{{0,9}}(?:(?-i:SYSTEM|ADMIN(?:ISTRATOR)?|DEVELOPER)\s*:[^\n]{{0,60}}\b(?:is|are|has|have|must|may|do)\b|(?:system|admin(?:istrator)?|developer)\s*:[^?\n]{{0,60}}{_PRIVILEGE})",
     ),
     "has the tags of a prompt": (
@@ -179,33 +184,34 @@ _INSTRUCTIONS = {
     "speaks to the agent's memory": (
         r"\b(?:note|add|save|write|put|store)\b[^.\n]{0,20}(?:\byour memory\b|\bto memory\s*:)",
         r"\b(?:in|for) (?:all )?future (?:conversations?|chats?|sessions?)\b",
-        r"\bplease learn (?:that|to)\b",
         rf"(?:{_MEMORY}|{_STANDING})[^?!\n]{{0,100}}?{_PRIVILEGE}",
-        r"\b(?:remember|memori[sz]e|learn) th(?:is|ese) (?:[\w-]+ )?(?:rules?|lessons?|polic(?:y|ies)|instructions?)\b",
-        r"\b(?:store|save|keep|remember) (?:this|that|it) as an? (?:lesson|rule|memory|instruction)\b",
+        r"\b(?:please learn (?:that|to)|(?:remember|memori[sz]e|learn) th(?:is|ese) (?:[\w-]+ )?(?:rules?|lessons?|polic(?:y|ies)|instructions?)|(?:store|save|keep|remember) (?:this|that|it) as an? (?:lesson|rule|memory|instruction))\b",
     ),
     "hands the agent a task": (
         r"\bbefore (?:you|doing|answering)[^.\n]{0,60}\b(?:task|request|anything)\b[^.\n]{0,60}\b(?:do|follow|call|send|execute)\b",
-        r"\bimportant message (?:from|to)\b",
-        r"\bmust (?:first |always )?(?:call|use|execute|invoke) the (?:tool|function)\b",
+        r"\b(?:important message (?:from|to)|must (?:first |always )?(?:call|use|execute|invoke) the (?:tool|function))\b",
     ),
     "sets a rule for all": (
-        r"\b(?:from (?:now|today|this day) on(?:wards?)?|as of (?:now|today)|henceforth|ab (?:sofort|jetzt|heute)|a partir de (?:ahora|hoy)|d\u00e9sormais|d'ora in poi)\b,?[^.,;:!?\n]{0,40}\b(?:every(?:one|body)?|all|each|any(?:one|body)?|immer|stets|alle[nmrs]?|jede[nmrs]?|siempre|tod[oa]s|toujours|tou(?:s|te|tes)|sempre|tutt[ei])\b(?! (?:of |de )?(?:my|our|mine|mis?|mes|nos|meine\w*|unsere\w*|miei|mie)\b)",
+        r"\b(?:from (?:now|today|this day) on(?:wards?)?|as of (?:now|today)|henceforth|ab (?:sofort|jetzt|heute)|von (?:nun|jetzt|heute) an|[a\u00e0] partir de (?:ahora|hoy|maintenant)|desde (?:ahora|hoy)|d\u00e9sormais|dor\u00e9navant|d'ora in (?:poi|avanti)|da oggi)\b,?[^.,;:!?\n]{0,40}\b(?:every(?:one|body)?|all|each|any(?:one|body)?|immer|stets|alle[nmrs]?|jede[nmrs]?|siempre|tod[oa]s|toujours|tou(?:s|te|tes)|sempre|tutt[ei]|ogni|chaque|cada)\b(?! (?:of |de )?(?:my|our|mine|mis?|mes|nos|meine\w*|unsere\w*|miei|mie)\b)",
     ),
     "gives a standing order": (
-        rf"\b(?:whenever|(?:every|each|any|next) time|as soon as|(?:when|if) (?:some|any)(?:one|body)|whoever)\b[^.?!\n,]{{0,50}},\s(?:(?:please|just|then|always|you (?:should|must|may|can)) )*{_GRANT}(?![^.!\n]*\?)",
-        rf"\b(?:(?:please|should|must|to) always|automatically) {_GRANT}(?![^.!\n]*\?)",
-        rf"{_STANDING}(?:[^.?!\n]{{0,60}}(?:[,:;]|\b(?:to|and|please|always)))? (?:please |always |just )*{_GRANT}(?![^.!\n]*\?)",
-        rf"{_STANDING}[^.?!\n]{{0,60}}\b(?:(?:should|must|will|shall) (?:always )?be (?:refunded|reimbursed|granted|approved|waived|accepted)|means? (?:a )?refund)\b(?![^.!\n]*\?)",
+        rf"\b(?:whenever|(?:every|each|any|next) time|as soon as|once|when|if|should)\b (?:(?:some|any)(?:one|body)(?= (?:asks? (?:about|for|whether|if)|mentions?|wants?|says?|complains?|claims?)\b)(?![^.!\n]{{0,120}}\b(?:I|me|my|us|our)\b)|(?:an?|any|the|every) (?:[\w-]+ )?{_PEOPLE})[^.?!\n,]{{0,60}},\s(?:(?:please|just|simply|then|always|you(?: should| must| may| can)?) )*(?:pay\b|(?:send|tell|give|hand|point|direct|refer|forward|mail|say|offer|charge) (?:him|her|them|it|every(?:one|body)|the|that|this|an?|no|nothing|yes)\b)(?![^.!\n]{{0,120}}\?)",
+        r"\b(?:wenn|falls|sobald|si|quand|lorsqu\S|cuando|se|quando) ?(?:ein|un|el|la|le|il|der|die)\w* (?:kund|client)\w*[^.?!\n,]{0,60}, ?(?:schick|sende|gib|sag|zahl|erstatt|envo[iy]|di[st]|donne|rembours|offr|m[a\u00e1]nd|env[i\u00ed]|d[ia\u00ed]l|reembols|invi|d[ia]gl|rimbors)(?![^.!\n]{0,120}\?)",
+        rf"\b(?:whenever|(?:every|each|any|next) time|as soon as|(?:when|if) (?:some|any)(?:one|body)|whoever)\b[^.?!\n,]{{0,50}},\s(?:(?:please|just|then|always|you (?:should|must|may|can)) )*{_GRANT}(?![^.!\n]{{0,120}}\?)",
+        rf"(?:\b(?:(?:please|should|must|to) always|automatically)|(?:(?m:^)|[.!:;]\s)always) {_GRANT}(?![^.!\n]{{0,120}}\?)",
+        rf"(?:(?m:^)|[.!:;]\s|\bwe )(?:never (?:ask|check|demand|require|verify)\b[^.?!\n]{{0,25}} (?:proofs?|receipts?|ids?|identi\w+|evidence|reasons?)\b|always (?:(?:pay|refund|reimburse|credit|grant)\b[^.?!\n]{{0,15}} (?<!our ){_PEOPLE}|give (?:all |every )?{_PEOPLE}[^.?!\n]{{0,25}} back\b))(?![^.!\n]{{0,120}}\?)",
+        rf"{_STANDING}(?:(?:[^.?!\n]{{0,60}}(?:[,:;]|\b(?:to|and|please|always)))? (?:please |always |just )*{_GRANT}|[^.?!\n]{{0,60}}\b(?:(?:should|must|will|shall) (?:always )?be (?:refunded|reimbursed|granted|approved|waived|accepted)|means? (?:a )?refund)\b)(?![^.!\n]{{0,120}}\?)",
+        rf"\b{_PEOPLE} (?:who|that|with|from)\b[^.?!\n]{{0,60}}\b(?:(?:(?:have|are) to|should|must|shall) (?:always )?be|are always) (?:refunded|reimbursed|approved|waived|credited|paid|sent to)\b(?![^.!\n]{{0,120}}\?)",
         r"\bwhoever\b[^.?!\n]{0,40} (?:may|can) (?:see|get|have|read|change|cancel)\b",
     ),
     "announces a rule": (
-        r"\byour new (?:policy|rule) is\b",
-        r"\b(?:new|updated|changed) (?:policy|rule|procedure)\s*:(?![^.!\n]*\?)",
-        rf"\b(?:policy|rules?) (?:has|have|was|were|is|are) (?:now|changed|new|updated)\b(?![^.!\n]*\?)[^.!\n]{{0,40}}{_PRIVILEGE}",
+        r"\b(?:your new (?:policy|rule) is\b|(?:new|updated|changed) (?:policy|rule|procedure)\s*:(?![^.!\n]{0,120}\?))",
+        rf"\b(?:policy|rules?) (?:has|have|was|were|is|are) (?:now|changed|new|updated)\b(?![^.!\n]{{0,120}}\?)[^.!\n]{{0,40}}{_PRIVILEGE}",
         r"\b(?:lesson|tip|hint)s?(?: is)? (?:that|for|to) (?:[\w-]+ ){0,2}(?:agents?|assistants?)\b",
-        r"\bfuture self\b",
-        r"\blessons? (?:from|of) this (?:conversation|chat|ticket)\b",
+        rf"\b(?:(?:our|(?:the |our )?(?:company|team|store|shop|house|firm)(?:['\u2019]s)?) (?:house )?(?:rule|policy|practice)\b(?: (?:since|as of|from|for|in) [^.:,\n]{{1,25}})?(?:(?: is)?:| (?:is|says) (?:to|that (?:you|agents?|assistants?|all|any\w*|each|every\w*|no))\b| that\b)|(?:rule|policy|practice) (?:here|(?:in|of|at) (?:this|the|our) (?:house|company|team|shop|store|firm))(?: is\b|:)|(?:unsere? regel|notre (?:r\u00e8gle|politique)|nuestra (?:regla|pol\u00edtica)|nostra (?:regola|politica))\b)(?![^.!\n]{{0,120}}(?:\?|\b(?:I|me|my)\b))[^.?!\n]{{0,60}}?{_GIFT}",
+        rf"\b(?:(?:it (?:has been|was|is)|as) |(?:management|board|team|company|boss|owners?|committee|users?|customers?|every(?:one|body)|we) (?:here |all )?(?:ha(?:s|ve|d) )?)(?:now )?(?:agreed|decided|settled|ordered|wants?|orders?|expects?)\b[^.?!\n]{{0,30}}?\b(?:(?:assistant|agent|bot|chatbot|model|ai)s? (?:\w+ ){{0,3}}?(?:refund|pay|send|give|hand|credit|waive|grant|approve|skip|transfer|issue|forward|share|delete|cancel|accept)s?\b(?! (?:me|my|us|our)\b)|you (?:{_GRANT}|give|pay) (?:all|any|each|every)\b(?! (?:of )?(?:my|our)\b))(?![^.!\n]{{0,120}}\?)",
+        rf"\b(?:lesson|takeaway|moral|conclusion)s?\b(?: (?:here|for (?:you|next time|later)|(?:of|from) (?:this|the|today)[\w'\u2019]*(?: [\w-]+)?))*(?: is\b(?: that you| to)?:?|:) (?:please |always )?{_GIFT}",
+        r"\bfuture self\b|(?<!\bmy )\blessons? (?:from|of) this (?:conversation|chat|ticket)\b",
         r"\blessons? learned\s*:(?![^.\n]{0,30}\b(?:I|we|my|our)\b)[^?\n]{0,80}\b(?:always|never)\b",
     ),
     "asks for silence": (
