@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_584, "tests": 74_715}
+LINES: Mapping[str, int] = {"source": 87_622, "tests": 74_741}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,
@@ -29,7 +29,7 @@ ROOMS: Mapping[str, int] = {
     "memory": 1_503,
     "memory/attempts": 653,
     "memory/claas": 2_815,
-    "memory/conversations": 3_218,
+    "memory/conversations": 3_221,
     "memory/lessons": 1_351,
     "memory/returns": 1_058,
     "memory/search": 1_506,
@@ -46,7 +46,7 @@ ROOMS: Mapping[str, int] = {
     "tools/environments": 8_923,
     "tools/local": 3_623,
     "tools/models": 928,
-    "tools/notebook": 1_808,
+    "tools/notebook": 1_840,
     "tools/pocket": 320,
     "tools/serving": 3_350,
     "tools/traces": 740,

@@ -1,7 +1,7 @@
 """The record of a what-if: a copy in memory, up to its place. Of one thread LangGraph finds only the latest place within a subgraph."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -62,18 +62,24 @@ def copy_record(saver: Any, in_loop: bool, place: RunnableConfig, *, anew: bool)
     return made
 
 
-def write_back(saver: Any, in_loop: bool, graph: Graph, place: RunnableConfig) -> bool:
+def newest_in(saver: Any, in_loop: bool, place: RunnableConfig) -> dict[str, tuple[str, int]]:
+    """Namespace -> the newest checkpoint of a place's thread there, and the number of writes that are kept beside it."""
+    return {_key(one)[0]: (checkpoint_id(one.config), len(one.pending_writes or ())) for one in _read(saver, in_loop, place)}
+
+
+def write_back(saver: Any, in_loop: bool, graph: Graph, place: RunnableConfig, since: Mapping[str, Any]) -> bool:
     """Write into a record what the graph's copy of it has more, so that it is the latest there.
 
-    False, and nothing is written, if the record has gone on since. So it is of channels whose values LangGraph adds up from the writes
-    that are kept with each checkpoint, as soon as the record went on otherwise at all: it keeps the writes of one future.
+    False, and nothing is written, if the record has gone on since then, when `newest_in` was this. So it is of channels whose values
+    LangGraph adds up from the writes that are kept with each checkpoint, as soon as the record went on otherwise at all: it keeps the
+    writes of one future.
     """
     record = {_key(one): one for one in _read(saver, in_loop, place)}
     mine = {_key(one): one for one in _read(graph.checkpointer, False, place)}
-    newest = dict(record.keys())
+    if newest_in(saver, in_loop, place) != since or any(since.get(ns, ("",))[0] > id for ns, id in dict(mine.keys()).items()):
+        return False
     graphs: list[Any] = [graph, *(one for _, one in graph.get_subgraphs(recurse=True))]
-    adds_up = any(isinstance(one, DeltaChannel) for part in graphs for one in part.channels.values())
-    if any(newest.get(ns, "") > id for ns, id in dict(mine.keys()).items()) or (adds_up and record.keys() - mine.keys()):
+    if any(isinstance(one, DeltaChannel) for part in graphs for one in part.channels.values()) and record.keys() - mine.keys():
         return False
     _write(partial(call_graph, saver, in_loop), mine.values())
     return True

@@ -67,7 +67,7 @@ from .moments import (
     turns_to,
 )
 from .pauses import Graph, Invocation, find_subgraph, innermost, name_questions, pause_in
-from .record_copy import copy_record, write_back
+from .record_copy import copy_record, newest_in, write_back
 from .tables import StepperError, Table, channel_rows, channel_types, check_channels, check_edit, check_names, table, to_line
 
 __all__ = ["StepperError", "Table", "Walk", "start", "table"]
@@ -97,6 +97,8 @@ class Walk:
     """The walk as it was where it became a what-if."""
     _saver: Any = field(default=None, repr=False, compare=False)
     """The checkpointer of the real run; a what-if's graph has one of its own, in memory."""
+    _since: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """The newest in the real run's record where the what-if began (`newest_in`); empty of a walk apart from it."""
     listen: Callable[[Any], None] | None = field(default=None, repr=False)
     """Called while nodes run with LangGraph's events of the streams `tasks` and `messages`: (namespace, stream, event)."""
     _answers: tuple[Mapping[Any, Any], ...] = field(default=(), repr=False)
@@ -419,7 +421,7 @@ class Walk:
 
     def fork(self) -> Self:
         """A what-if from this place, with a branch of memory and a record of its own; the two walks are independent."""
-        made = replace(self, breakpoints=list(self.breakpoints), _left=None)
+        made = replace(self, breakpoints=list(self.breakpoints), _left=None, _since=self._begin())
         made._copy_record()
         moment = made._moment()
         made.branch = self.branch.at(moment) if self.branch is not None else Branch(moment)
@@ -428,7 +430,7 @@ class Walk:
 
     def keep(self, *, replace: bool = False) -> Self:
         """Write into the memories what this what-if has written in its branch. From here on the walk is the real run, and the run's
-        record goes on with its moments, unless it has itself gone on since.
+        record goes on with its moments, unless it has itself gone on since: then the walk is shown as "apart from its thread".
 
         Args:
             replace: whether that replaces what was remembered otherwise under the same names since; a log replaces nothing.
@@ -441,8 +443,9 @@ class Walk:
             raise StepperError("this walk is the real run, which memory keeps anyway: only what-ifs are kept or dropped")
         self.branch.keep(replace=replace)
         self.branch = self._left = None
-        if write_back(self._saver, self._in_loop, self.graph, self.place):
+        if write_back(self._saver, self._in_loop, self.graph, self.place, self._since):
             self.graph = self.graph.copy({"checkpointer": self._saver})
+        self._since = {}
         return self
 
     def drop(self) -> Self:
@@ -460,13 +463,24 @@ class Walk:
         self.place, self.inside, self._now, self._stood = left.place, left.inside, left._now, left._stood
         self.branch = left.branch.at(left._moment()) if left.branch is not None else None
         self._left = left if left.branch is not None else None
-        self._answers, self._asks_again, self._has_asked = left._answers, bool(self._interrupts()), left._has_asked
+        self._answers, self._asks_again, self._has_asked = left._answers, left._asks_again, left._has_asked
         return self
 
     def _begin_branch(self) -> None:
         if self.branch is None:
-            self._left = replace(self)
+            self._left, self._since = replace(self), self._begin()
             self.branch = Branch(self._moment())
+
+    def _begin(self) -> Mapping[str, Any]:
+        """The newest in the record of the real run, of which a what-if may be the future."""
+        if self.branch is not None or self._is_apart:
+            return self._since
+        return newest_in(self._saver, self._in_loop, self.place)
+
+    @property
+    def _is_apart(self) -> bool:
+        """True if the thread has gone on otherwise than this walk, whose moments are recorded in this process alone."""
+        return self.branch is None and self.graph.checkpointer is not self._saver
 
     def _moment(self) -> str:
         """The moment as of which a what-if from here sees the memories: it has what nodes side by side wrote that have run already."""
@@ -492,8 +506,17 @@ class Walk:
 
     def _turns(self) -> list[list[StateSnapshot]]:
         """The moments that led here, a list for each turn of a chat; inside a subgraph only those of its present run."""
-        history = read_history(self.graph, self._in_loop, thread_of(self.place, ns=True))
+        history = map(self._with_ended, read_history(self.graph, self._in_loop, thread_of(self.place, ns=True)))
         return turns_to(self._snapshot(), history, only_last=bool(self.inside))
+
+    def _with_ended(self, moment: StateSnapshot) -> StateSnapshot:
+        """The moment of an edit with what had ended beside it then: LangGraph shows that of the latest moment alone."""
+        if source_of(moment) != "update" or all(task.result is None for task in moment.tasks):
+            return moment
+        saver = copy_record(self.graph.checkpointer, self._in_loop, moment.config, anew=True)
+        graph, thread = self.graph.copy({"checkpointer": saver}), thread_of(moment.config)
+        shown = descend(read_moment(graph, self._in_loop, thread, bool(self.inside)), self.inside)[0]
+        return moment._replace(values=shown.values, next=shown.next)
 
     def passes(self) -> dict[tuple[str, str], int]:
         """How often the walk took each arrow on its way: (from, to) -> number. The ends are START and END."""
@@ -517,10 +540,13 @@ class Walk:
     def __str__(self) -> str:
         played = [f"{name} {self.state[name]}" for name in ("episode", "step") if isinstance(self.state.get(name), int)]
         place = self._place() + (f" ({', '.join(played)})" if len(played) == 2 else "")
+        place += ", apart from its thread" * self._is_apart
         if not self.next:
             return f"{place}, the end"
         asked = self._interrupts()
-        told = f", which asks {'; '.join(to_line(one.value) for one in asked)}" if asked else ""
+        told = (
+            f", which asks {'; '.join(to_line(one.value) for one in asked)}" if asked else ", which asks anew" * self._has_asked
+        )
         return f"{place}, before {names_of(self.next)}{told}"
 
     def _place(self) -> str:

@@ -226,6 +226,29 @@ def test_an_edit_of_what_a_finished_piece_has_shown_holds_and_back_leads_to_wher
     assert walk.drop().state["log"] == ["a done"]
 
 
+def test_at_a_question_drop_leads_back_to_the_thread_and_keep_replaces_nothing_that_went_on() -> None:
+    """The thread stayed at the question, whose tool ran twice; and a kept what-if took the place of what the real run had answered."""
+    for leave in (Walk.back, lambda walk: walk.edit(log=["mine"])):
+        walk = start_work(["a", "b"])
+        leave(walk).drop().resume("real").finish()
+        assert start(walk.graph, thread="walk-1").state["log"] == ["a done", "b real", "collected"]
+    walk = start_work(["a", "b", "c"])
+    first, edited = walk.fork().resume({one: "if" for one in walk.questions}), walk.fork().edit(log=["mine"])
+    walk.resume({next(iter(walk.questions)): "real"})  # one of two answers
+    for other in (first, edited):
+        assert str(other.keep()).startswith("moment 2, apart from its thread, before ")
+        assert start(walk.graph, thread="walk-1").state["log"] == ["a done", "b real"]
+    assert start_work(["a", "b"]).edit(log=["mine"]).keep().resume("real")._is_apart is False
+
+
+def test_the_moment_of_an_edit_shows_what_had_ended_beside_it_also_when_it_is_past() -> None:
+    walk = start_work(["a", "b"])
+    edited = walk.fork().edit(items=["a", "b", "d"]).step()
+    assert edited.questions.keys() and edited.path()[-1].values["log"] == ["a done"]
+    edited.resume({one: "now" for one in edited.questions})
+    assert (edited.path()[-2].values["log"], edited.path()[-2].next) == (["a done"], ("work", "work"))
+
+
 def test_an_edit_that_a_finished_piece_would_swallow_is_refused() -> None:
     walk = start_work(["a", "b"], adds=False)
     with pytest.raises(StepperError, match=r"has replaced `log`, to which nothing adds then: Overwrite\(value\) replaces it"):

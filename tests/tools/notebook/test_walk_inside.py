@@ -251,7 +251,7 @@ def test_any_number_of_wrong_answers_leaves_the_question_open(edits: bool) -> No
 
 def test_a_node_that_has_asked_asks_anew_after_going_back() -> None:
     walk = start(asking(InMemorySaver()), {"n": 0}).finish().resume("good").resume("yes")
-    assert str(walk.back()) == "moment 1, before ask"  # and not the second question, which was asked last
+    assert str(walk.back()) == "moment 1, before ask, which asks anew"  # and not the second question, which was asked last
     assert walk.step().question == "how was it?"
     assert walk.resume("bad").resume("no").state["said"] == "bad no"
 
