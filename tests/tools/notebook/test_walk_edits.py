@@ -233,19 +233,19 @@ def test_at_a_question_drop_leads_back_to_the_thread_and_keep_replaces_nothing_t
         leave(walk).drop().resume("real").finish()
         assert start(walk.graph, thread="walk-1").state["log"] == ["a done", "b real", "collected"]
     walk = start_work(["a", "b", "c"])
-    first, edited = walk.fork().resume({one: "if" for one in walk.questions}), walk.fork().edit(log=["mine"])
+    first, edited = walk.fork().resume(dict.fromkeys(walk.questions, "if")), walk.fork().edit(log=["mine"])
     walk.resume({next(iter(walk.questions)): "real"})  # one of two answers
     for other in (first, edited):
         assert str(other.keep()).startswith("moment 2, apart from its thread, before ")
         assert start(walk.graph, thread="walk-1").state["log"] == ["a done", "b real"]
-    assert start_work(["a", "b"]).edit(log=["mine"]).keep().resume("real")._is_apart is False
+    assert str(start_work(["a", "b"]).edit(log=["mine"]).keep().resume("real")) == "moment 3, before collect"
 
 
 def test_the_moment_of_an_edit_shows_what_had_ended_beside_it_also_when_it_is_past() -> None:
     walk = start_work(["a", "b"])
     edited = walk.fork().edit(items=["a", "b", "d"]).step()
-    assert edited.questions.keys() and edited.path()[-1].values["log"] == ["a done"]
-    edited.resume({one: "now" for one in edited.questions})
+    assert (len(edited.questions), edited.path()[-1].values["log"]) == (2, ["a done"])
+    edited.resume(dict.fromkeys(edited.questions, "now"))
     assert (edited.path()[-2].values["log"], edited.path()[-2].next) == (["a done"], ("work", "work"))
 
 
