@@ -685,7 +685,11 @@ def start(graph: Graph, input: Any = None, thread: str | None = None, config: Ru
             check_kind(graph, input, "step takes the input second")
             check_input(graph, input)
             threads = (RunnableConfig(configurable={"thread_id": f"walk-{number}"}) for number in count(1))
-            place = next(one for one in threads if read_moment(graph, in_loop, one).created_at is None)
+            place = next(one for one in threads if call_graph(graph.checkpointer, in_loop, "get_tuple", one) is None)
         if input is not None:
-            call_graph(graph, in_loop, "invoke", input, merge(given, place), interrupt_before="*")
+            try:
+                call_graph(graph, in_loop, "invoke", input, merge(given, place), interrupt_before="*")
+            except (NotImplementedError, TypeError, ValueError) as error:  # of a reducer or a schema: no node has run
+                said = (str(error) or type(error).__name__).splitlines()[0]
+                raise InputError(f"the channels {list_names(input)} do not take this input: {said}") from error
     return Walk(graph, place, config=given)

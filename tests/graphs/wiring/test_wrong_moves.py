@@ -576,6 +576,15 @@ def test_a_name_that_only_a_node_within_reads_is_no_name_of_the_input() -> None:
         learngraph.step(graph.compile(checkpointer=InMemorySaver()), {"topic": ["a"]})
 
 
+def test_an_input_that_a_reducer_refuses_is_told_and_stands_in_no_later_walks_way() -> None:
+    """LangGraph keeps it under its thread, and raised the reducer's error again whenever the next walk looked for a free one."""
+    agent = create_agent(ScriptedCalls(calls=[]), [], checkpointer=InMemorySaver())
+    for _ in range(2):
+        with pytest.raises(InputError, match="the channels `messages` do not take this input: Unsupported message type"):
+            learngraph.step(agent, {"messages": 5})
+    assert learngraph.step(agent, {"messages": "hi"}).next == ("model",)
+
+
 def test_an_input_says_what_it_is_to_be() -> None:
     graph = StateGraph(Drafted, input_schema=Asked).add_node("guess", write_answer).add_edge("__start__", "guess")
     says = "the input lacks `question`; it has `zebra`, and is to be {question: str}"
