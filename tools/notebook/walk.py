@@ -262,7 +262,8 @@ class Walk:
 
         Args:
             answer: what `interrupt()` returns in the node; of several questions a dict: id -> answer, or node -> answer where each node
-                asks one. An answer of this place that was given already may be changed by its id, while others are open.
+                asks one. An answer of this place that was given already may be changed in the same way, while others are open: the walk
+                is a what-if from there on.
 
         Raises:
             StepperError: nothing asks, or several nodes ask and the answer does not say which, or LangChain's middleware asks and could
@@ -273,10 +274,13 @@ class Walk:
         places = self._open_places()
         if not places:
             raise StepperError(f"nothing asks for an answer at {self}: step() goes on")
-        names = name_questions(self._snapshot().tasks)
+        self._seen.update(places)
+        names, known = name_questions(self._snapshot().tasks), {**self._seen, **places}
         if isinstance(answer, Mapping) and (len(places) > 1 or self._answers):
-            answer = {names.get(key, key): said for key, said in answer.items()}
-        known = {**self._seen, **places}
+            given_before = {place for one in self._answers for place in one}
+            asked = [(self._node_at(place), id) for id, place in known.items() if id in places or place in given_before]
+            by_name = {name: id for name, id in asked if sum(name == other for other, _ in asked) == 1}
+            answer = {by_name.get(key, key): said for key, said in answer.items()}
         by_id = isinstance(answer, Mapping) and len(answer) > 0 and answer.keys() <= known.keys()
         if len(places) > 1 and not by_id:
             form, key = ", ".join(f"{one!r}: ..." for one in names or places), "node" if names else "id"
@@ -295,6 +299,7 @@ class Walk:
         if not self._is_latest(self.inside):
             self._asks_again = True  # another walk stands at the latest moment, and has answers of its own
         for place in given.keys() - places.values():
+            self._begin_branch()
             self._change_answer(place, given.pop(place))
         self._open_questions()
         if not given:
@@ -308,6 +313,10 @@ class Walk:
         self._answers = (*self._answers, given) if checkpoint_id(self.place) == before else ()
         return self
 
+    def _node_at(self, place: tuple[Any, ...]) -> str:
+        """Name of the node about to run at the place of a question; empty: there is none."""
+        return next((task.name for task in self._snapshot().tasks if tuple(task.path) == place[:-1]), "")
+
     def _change_answer(self, place: tuple[Any, ...], answer: Any) -> None:
         rounds = [n for n, one in enumerate(self._answers) if place in one]
         if not rounds:
@@ -317,10 +326,10 @@ class Walk:
         self._asks_again = True
 
     def _open_questions(self) -> Self:
-        """Stand where the questions are open: where the record holds other answers, on a copy of the moment that asks them anew."""
+        """Stand where the questions are open: where the record holds other answers, at an edit of nothing that asks them anew."""
         if not self._asks_again:
             return self
-        self._copy_record(anew=True)
+        self._write({})
         self._run("*")
         for given in self._answers:
             self._run("*", self._command(given))
@@ -367,25 +376,32 @@ class Walk:
         if unnamed or not channels:
             raise StepperError("edit takes channels and their values, such as edit(action='wait')")
         check_channels(self.here, channels)
-        played = [one for one in self.path() if source_of(one) != "update"]
-        nodes = [*dict.fromkeys(task.name for task in played[-2].tasks)] if len(played) > 1 else []
-        ended = {task.id for task in self._snapshot().tasks if task.result is not None and not task.interrupts}
         before = dict(vars(self))
         asking = {task.name for task in self._snapshot().tasks if self._has_asked or task.interrupts}
         self._begin_branch()
         try:
-            with self._remembering():
-                self.graph, self.place = write_edit(
-                    self.graph, self.place, channels, inside=self.inside, in_loop=self._in_loop, nodes=nodes, ended=ended
-                )
+            self._write(channels)
             self._answers, self._asks_again = (), False
-            check_edit(self._stand(self.inside).here, channels, self.state, self._saver.serde.dumps_typed)
+            check_edit(self.here, channels, self.state, self._saver.serde.dumps_typed)
         except Exception as error:  # a reducer, or a condition of the graph's, may raise anything
             vars(self).update(before)
             said = (str(error) or type(error).__name__).splitlines()[0]
             raise StepperError(f"the channels {', '.join(channels)} do not take these values: {said}") from error
         self._has_asked = not asking.isdisjoint(self.next)
         return self
+
+    def _write(self, channels: Mapping[str, Any]) -> None:
+        """Write an edit, and stand there. What had ended beside it does not run again, but for nodes with answers that this walk has given."""
+        played = [one for one in self.path() if source_of(one) != "update"]
+        nodes = [*dict.fromkeys(task.name for task in played[-2].tasks)] if len(played) > 1 else []
+        done = [one for one in self._snapshot().tasks if one.result is not None and not one.interrupts]
+        anew = {place[:-1] for one in self._answers for place in one} if not channels else set()
+        ended = {one.id for one in done if tuple(one.path) not in anew}
+        with self._remembering():
+            self.graph, self.place = write_edit(
+                self.graph, self.place, channels, inside=self.inside, in_loop=self._in_loop, nodes=nodes, ended=ended
+            )
+        self._stand(self.inside)
 
     def break_on(self, *stops: Stop) -> Self:
         """Set breakpoints: `until` and `finish` pause there, too. `breakpoints.clear()` takes them away.

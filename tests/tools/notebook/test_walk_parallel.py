@@ -72,8 +72,27 @@ def test_an_answer_is_changed_while_others_are_open_and_given_anew_after_going_b
     assert real.back(1).resume({first: 4, second: 5}).state["log"] == ["first", "a 4", "b 5"], (
         "resume runs them to their questions"
     )
-    with pytest.raises(StepperError, match="nothing asks for an answer at moment 2"):
+    with pytest.raises(StepperError, match="nothing asks for an answer at moment 3"):
         real.resume({first: 6})
+
+
+def test_a_changed_answer_is_a_what_if_that_is_kept_and_runs_no_other_node_again() -> None:
+    """The thread kept the old answer, or was left behind without a word, and what had ended beside it ran twice."""
+    ran = list[str]()
+
+    def done(state: State) -> dict[str, list[str]]:
+        ran.append("done")
+        return {"log": ["done"]}
+
+    builder = StateGraph(State).add_node("done", done).add_edge(START, "done")
+    for name in "ab":
+        builder.add_node(name, lambda state, name=name: {"log": [f"{name} {interrupt(name)}"]}).add_edge(START, name)
+    for number, kept_by_fork in enumerate((True, False)):
+        real = step(builder.compile(checkpointer=InMemorySaver()), {"n": 0, "log": []}).step().resume({"a": 1})
+        other = real.fork() if kept_by_fork else real
+        assert [*other.resume({"a": 2}).answers.values()] == [2]
+        assert (other.keep().state["log"], other.question, len(ran)) == (["a 2", "done"], "b", number + 1)
+        assert step(real.graph, thread="walk-1").resume(3).state["log"] == ["a 2", "b 3", "done"]
 
 
 def test_a_walk_goes_back_to_the_turn_before() -> None:
