@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import pairwise, zip_longest
 from threading import Thread
@@ -15,9 +16,9 @@ from langgraph.types import Command, StateSnapshot
 from pydantic import BaseModel, ValidationError
 
 from ...memory.errors import did_you_mean, plural, type_of
-from ...memory.graph_input import needed_channels
+from ...memory.graph_input import InputError, list_names, needed_channels, type_name
 from .pauses import Graph, Invocation, find_subgraph
-from .tables import StepperError, to_line, two_lines
+from .tables import StepperError, channel_types, to_line, two_lines
 
 __all__ = []
 
@@ -232,6 +233,20 @@ def check_answer(question: Any, answer: Any, graph: Any) -> None:
         f"{plural(len(calls), 'call')}; others are {{'type': 'reject', 'message': ...}}, {{'type': 'respond', 'message': ...}} and "
         f"{{'type': 'edit', 'edited_action': {{'name': ..., 'args': ...}}}}; got {answer!r:.60}"
     )
+
+
+@contextmanager
+def explaining(graph: Graph, latest: Callable[[], Any]) -> Iterator[None]:
+    """Raise a sentence in place of a KeyError where a node reads a channel that nothing has written; `latest` gives the run's values."""
+    try:
+        yield
+    except KeyError as error:
+        values, key, known = latest(), next(iter(error.args), None), graph.builder.channels
+        if not isinstance(values, Mapping) or key not in known.keys() - values:
+            raise
+        form = f"step(graph, {{{key!r}: ...}}) with a {type_name(channel_types(graph.builder).get(key, 'value'))}"
+        said = f"a node reads `{key}`, which nothing has written: give it in the input, such as {form}"
+        raise InputError(f"{said}; so far there is {list_names(values)}") from error
 
 
 def checkpoint_id(config: RunnableConfig) -> str:

@@ -26,8 +26,8 @@ That holds for all memories of this project, and for the `store` of any graph. O
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -39,7 +39,7 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Command, Interrupt, StateSnapshot
 
 from ...memory.errors import did_you_mean, plural, type_of
-from ...memory.graph_input import InputError, check_input, list_names, type_name
+from ...memory.graph_input import InputError, check_input, list_names
 from ...memory.graph_input import check_names as check_input_names
 from ...memory.storage.branches import Branch, new_moment
 from ...memory.storage.branching_store import BranchingStore
@@ -51,6 +51,7 @@ from .moments import (
     check_kind,
     checkpoint_id,
     descend,
+    explaining,
     is_asynchronous,
     is_of_this_loop,
     latest_moment,
@@ -68,7 +69,7 @@ from .moments import (
 )
 from .pauses import Graph, Invocation, find_subgraph, innermost, name_questions, pause_in
 from .record_copy import copy_record, newest_in, write_back
-from .tables import StepperError, Table, channel_rows, channel_types, check_channels, check_edit, check_names, table, to_line
+from .tables import StepperError, Table, channel_rows, check_channels, check_edit, check_names, table, to_line
 
 __all__ = ["StepperError", "Table", "Walk", "start", "table"]
 
@@ -644,25 +645,11 @@ class Walk:
         self._be_latest(self.inside[:-1] if entering else self.inside)
         run = partial(self._call, "invoke") if self.listen is None else self._hear
         try:
-            with pause_in(self.graph, self.inside, pause, around), self._explaining():
+            with pause_in(self.graph, self.inside, pause, around), explaining(self.graph, lambda: self._latest(())[0].values):
                 run(input, merge(self.config, thread_of(self.place)), interrupt_before=around if self.inside else pause)
         finally:  # also where a node failed: what ran before it must not run again
             self._stand(self.inside)
         return self
-
-    @contextmanager
-    def _explaining(self) -> Iterator[None]:
-        """Raise a sentence in place of a KeyError where a node reads a channel that nothing has written."""
-        try:
-            yield
-        except KeyError as error:
-            latest = self._latest(())[0].values
-            key, known = next(iter(error.args), None), self.graph.builder.channels
-            if not isinstance(latest, Mapping) or key not in known.keys() - latest:
-                raise
-            form = f"step(graph, {{{key!r}: ...}}) with a {type_name(channel_types(self.graph.builder).get(key, 'value'))}"
-            said = f"a node reads `{key}`, which nothing has written: give it in the input, such as {form}"
-            raise InputError(f"{said}; so far there is {list_names(latest)}") from error
 
     def _hear(self, input: Any, config: RunnableConfig, **pause: Any) -> None:
         """Run the graph to a pause, and tell `listen` what happens meanwhile."""
