@@ -317,12 +317,12 @@ class Screen:
             listed: name of a tool -> its arguments whose values are kept, since the tool's schema lists them.
         """
         self = self.of_thread(messages)
-        start, messages = len(self.learnable(messages[:start])), self.learnable(messages, listed)
+        said, start, messages = messages, len(self.learnable(messages[:start])), self.learnable(messages, listed)
         done = steps(messages, state_key, start=start)
         if not self.finds_instructions:
             return done
         origins = Origins(lambda text: self.suspicion(text) is not None, self.trusted_tools, listed or {})
-        told = steps([origins.read(message) for message in messages], text_read, start=start)
+        told = steps(self._read(origins, said, listed), text_read, start=start)
         kept = [
             replace(one, action=n.action, observation=n.observation or NOTHING_READ) for one, n in zip(done, told, strict=True)
         ]
@@ -337,9 +337,10 @@ class Screen:
         kept, spoken, observation = list[Transition](), list[str](), ""
         for step, read, said in told_steps(done):
             spoken += [str(message.text) for message in (*read, said) if isinstance(message, HumanMessage | AIMessage)]
-            heard, acted = self.learnable(read), self.learnable([said], listed)
             if self.finds_instructions:
-                heard, acted = [origins.read(one) for one in heard], [origins.read(one) for one in acted]
+                heard, acted = self._read(origins, read), self._read(origins, [said], listed)
+            else:
+                heard, acted = self.learnable(read), self.learnable([said], listed)
             if read:
                 observation = text_read([one for one in heard if str(one.text)])
             elif step.observation == AT_ONCE:
@@ -350,6 +351,17 @@ class Screen:
             told = replace(step, state=self.redact(step.state), action=way + action, observation=observation or NOTHING_READ)
             kept.append(told if acted else replace(told, action=FROM_TOOL))
         return _learnable_steps(kept), spoken
+
+    def _read(
+        self, origins: Origins, said: Sequence[BaseMessage], listed: Mapping[str, Collection[str]] | None = None
+    ) -> list[Any]:
+        """The learnable messages as they are remembered. Results that are never to be learned are read as well: the agent may quote them."""
+        kept = list[Any]()
+        for message in said:
+            found = self.learnable([message], listed)
+            read = [origins.read(one) for one in found or [message] if found or isinstance(message, ToolMessage)]
+            kept += read if found else []
+        return kept
 
     def learnable(self, messages: Sequence[BaseMessage], listed: Mapping[str, Collection[str]] | None = None) -> list[Any]:
         """The messages that may be learned from, with their secrets blackened; `listed` as in `steps`."""
