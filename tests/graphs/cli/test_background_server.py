@@ -22,7 +22,7 @@ SAID = {"reward": -1.0, "text": "broke call : call the user captain ."}
 def test_a_script_serves_takes_feedback_and_goes_on_where_it_was(tmp_path: Path) -> None:
     with learngraph.serve(CLaaS(lora=LoRA(rank=4)), model="guard", out=tmp_path, learner="off") as server:
         client = OpenAI(base_url=server.url, api_key=server.api_key, max_retries=0)
-        reply = client.chat.completions.create(model="guard", messages=CHAT)  # type: ignore[arg-type]
+        reply = client.chat.completions.create(model="guard", messages=CHAT, temperature=0)  # type: ignore[arg-type]
         assert "red" in (reply.choices[0].message.content or "").split()
         told = client.post("/feedback", body={"response_id": reply.id, **SAID}, cast_to=object)
         assert told["state"] in ("ready", "held_out")  # type: ignore[index]
