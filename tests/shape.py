@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_656, "tests": 74_780}
+LINES: Mapping[str, int] = {"source": 87_684, "tests": 74_795}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,
@@ -46,7 +46,7 @@ ROOMS: Mapping[str, int] = {
     "tools/environments": 8_923,
     "tools/local": 3_623,
     "tools/models": 928,
-    "tools/notebook": 1_862,
+    "tools/notebook": 1_890,
     "tools/pocket": 320,
     "tools/serving": 3_350,
     "tools/traces": 740,

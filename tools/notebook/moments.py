@@ -11,11 +11,12 @@ from typing import Any
 
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import InvalidUpdateError
 from langgraph.types import Command, StateSnapshot
 from pydantic import BaseModel, ValidationError
 
-from ...memory.errors import did_you_mean, plural, type_of
+from ...memory.errors import UserError, did_you_mean, plural, type_of
 from ...memory.graph_input import InputError, list_names, needed_channels, type_name
 from .pauses import Graph, Invocation, find_subgraph
 from .tables import StepperError, channel_types, to_line, two_lines
@@ -288,6 +289,25 @@ def lines_of(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None, nam
         return two_lines(one[name], other[name])
     first, second = (to_line(values[name]) if values and name in values else "–" for values in (one, other))
     return first, second
+
+
+def try_input(graph: Graph, in_loop: bool, input: Any, place: RunnableConfig) -> None:
+    """Refuse an input that the graph's channels do not take, by trying it in an empty record: in its own LangGraph would keep it, and
+    raise the error again at each look at the thread.
+
+    Raises:
+        InputError: a reducer or a schema does not take it.
+    """
+    if not isinstance(input, Mapping):
+        return
+    trial, thread = graph.copy({"checkpointer": InMemorySaver(serde=graph.checkpointer.serde)}), thread_of(place)  # type: ignore[union-attr]
+    try:
+        call_graph(trial, in_loop, "invoke", input, thread, interrupt_before="*")
+    except UserError:
+        raise
+    except (NotImplementedError, TypeError, ValueError) as error:
+        said = (str(error) or type(error).__name__).splitlines()[0]
+        raise InputError(f"the channels {list_names(input)} do not take this input: {said}") from error
 
 
 def check_kind(graph: Graph, input: Any, said: str) -> None:

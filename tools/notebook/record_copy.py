@@ -1,7 +1,7 @@
 """The record of a what-if: a copy in memory, up to its place. Of one thread LangGraph finds only the latest place within a subgraph."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -64,7 +64,7 @@ def copy_record(saver: Any, in_loop: bool, place: RunnableConfig, *, anew: bool)
 
 def newest_in(saver: Any, in_loop: bool, place: RunnableConfig) -> dict[str, tuple[str, int]]:
     """Namespace -> the newest checkpoint of a place's thread there, and the number of writes that are kept beside it."""
-    return {_key(one)[0]: (checkpoint_id(one.config), len(one.pending_writes or ())) for one in _read(saver, in_loop, place)}
+    return _newest(_read(saver, in_loop, place))
 
 
 def write_back(saver: Any, in_loop: bool, graph: Graph, place: RunnableConfig, since: Mapping[str, Any]) -> bool:
@@ -74,15 +74,22 @@ def write_back(saver: Any, in_loop: bool, graph: Graph, place: RunnableConfig, s
     LangGraph adds up from the writes that are kept with each checkpoint, as soon as the record went on otherwise at all: it keeps the
     writes of one future.
     """
-    record = {_key(one): one for one in _read(saver, in_loop, place)}
+    record = _read(saver, in_loop, place)
     mine = {_key(one): one for one in _read(graph.checkpointer, False, place)}
-    if newest_in(saver, in_loop, place) != since or any(since.get(ns, ("",))[0] > id for ns, id in dict(mine.keys()).items()):
+    if _newest(record) != since or any(since.get(ns, ("",))[0] > id for ns, id in dict(mine.keys()).items()):
         return False
     graphs: list[Any] = [graph, *(one for _, one in graph.get_subgraphs(recurse=True))]
-    if any(isinstance(one, DeltaChannel) for part in graphs for one in part.channels.values()) and record.keys() - mine.keys():
+    if (
+        any(isinstance(one, DeltaChannel) for part in graphs for one in part.channels.values())
+        and {*map(_key, record)} - mine.keys()
+    ):
         return False
     _write(partial(call_graph, saver, in_loop), mine.values())
     return True
+
+
+def _newest(record: Sequence[CheckpointTuple]) -> dict[str, tuple[str, int]]:
+    return {_key(one)[0]: (checkpoint_id(one.config), len(one.pending_writes or ())) for one in record}
 
 
 def _read(saver: Any, in_loop: bool, place: RunnableConfig) -> list[CheckpointTuple]:

@@ -39,7 +39,7 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Command, Interrupt, StateSnapshot
 
 from ...memory.errors import did_you_mean, plural, type_of
-from ...memory.graph_input import InputError, check_input, list_names
+from ...memory.graph_input import check_input
 from ...memory.graph_input import check_names as check_input_names
 from ...memory.storage.branches import Branch, new_moment
 from ...memory.storage.branching_store import BranchingStore
@@ -65,6 +65,7 @@ from .moments import (
     read_moment,
     source_of,
     thread_of,
+    try_input,
     turns_to,
 )
 from .pauses import Graph, Invocation, find_subgraph, innermost, name_questions, pause_in
@@ -278,8 +279,9 @@ class Walk:
         self._seen.update(places)
         names, known = name_questions(self._snapshot().tasks), {**self._seen, **places}
         if isinstance(answer, Mapping) and (len(places) > 1 or self._answers):
-            given_before = {place for one in self._answers for place in one}
-            asked = [(self._node_at(place), id) for id, place in known.items() if id in places or place in given_before]
+            nodes = {tuple(task.path): task.name for task in self._snapshot().tasks}
+            here = {*places.values(), *(place for one in self._answers for place in one)}
+            asked = [(nodes.get(place[:-1]), id) for id, place in known.items() if place in here]
             by_name = {name: id for name, id in asked if sum(name == other for other, _ in asked) == 1}
             answer = {by_name.get(key, key): said for key, said in answer.items()}
         by_id = isinstance(answer, Mapping) and len(answer) > 0 and answer.keys() <= known.keys()
@@ -314,10 +316,6 @@ class Walk:
         self._answers = (*self._answers, given) if checkpoint_id(self.place) == before else ()
         return self
 
-    def _node_at(self, place: tuple[Any, ...]) -> str:
-        """Name of the node about to run at the place of a question; empty: there is none."""
-        return next((task.name for task in self._snapshot().tasks if tuple(task.path) == place[:-1]), "")
-
     def _change_answer(self, place: tuple[Any, ...], answer: Any) -> None:
         rounds = [n for n, one in enumerate(self._answers) if place in one]
         if not rounds:
@@ -327,10 +325,14 @@ class Walk:
         self._asks_again = True
 
     def _open_questions(self) -> Self:
-        """Stand where the questions are open: where the record holds other answers, at an edit of nothing that asks them anew."""
+        """Stand where the questions are open: where the record holds other answers, at an edit of nothing that asks them anew. The real
+        run's thread goes along, unless another walk has gone on there."""
         if not self._asks_again:
             return self
+        goes_along, since = self.branch is None and self._is_latest(self.inside), self._begin()
         self._write({})
+        if goes_along and write_back(self._saver, self._in_loop, self.graph, self.place, since):
+            self.graph = self.graph.copy({"checkpointer": self._saver})
         self._run("*")
         for given in self._answers:
             self._run("*", self._command(given))
@@ -362,6 +364,7 @@ class Walk:
             raise StepperError(f"{self}: this run has not ended; finish() ends it")
         check_kind(self.graph, input, "go_on takes an input")
         check_input_names(self.graph, input)
+        try_input(self.graph, self._in_loop, input, self.place)
         self._be_latest(())
         self._call("invoke", input, merge(self.config, thread_of(self.place)), interrupt_before="*")
         return self._stand(())
@@ -393,7 +396,7 @@ class Walk:
 
     def _write(self, channels: Mapping[str, Any]) -> None:
         """Write an edit, and stand there. What had ended beside it does not run again, but for nodes with answers that this walk has given."""
-        played = [one for one in self.path() if source_of(one) != "update"]
+        played = [one for one in self._turns()[-1] if source_of(one) != "update"]
         nodes = [*dict.fromkeys(task.name for task in played[-2].tasks)] if len(played) > 1 else []
         done = [one for one in self._snapshot().tasks if one.result is not None and not one.interrupts]
         anew = {place[:-1] for one in self._answers for place in one} if not channels else set()
@@ -519,11 +522,12 @@ class Walk:
 
     def path(self) -> list[StateSnapshot]:
         """The moments that led here, from the first pause of the graph in which the walk stands to this one; of a chat, of this turn."""
-        return self._turns()[-1]
+        *past, now = self._turns()[-1]
+        return [*map(self._with_ended, past), now]
 
     def _turns(self) -> list[list[StateSnapshot]]:
         """The moments that led here, a list for each turn of a chat; inside a subgraph only those of its present run."""
-        history = map(self._with_ended, read_history(self.graph, self._in_loop, thread_of(self.place, ns=True)))
+        history = read_history(self.graph, self._in_loop, thread_of(self.place, ns=True))
         return turns_to(self._snapshot(), history, only_last=bool(self.inside))
 
     def _with_ended(self, moment: StateSnapshot) -> StateSnapshot:
@@ -688,11 +692,8 @@ def start(graph: Graph, input: Any = None, thread: str | None = None, config: Ru
             check_kind(graph, input, "step takes the input second")
             check_input(graph, input)
             threads = (RunnableConfig(configurable={"thread_id": f"walk-{number}"}) for number in count(1))
-            place = next(one for one in threads if call_graph(graph.checkpointer, in_loop, "get_tuple", one) is None)
+            place = next(one for one in threads if read_moment(graph, in_loop, one).created_at is None)
         if input is not None:
-            try:
-                call_graph(graph, in_loop, "invoke", input, merge(given, place), interrupt_before="*")
-            except (NotImplementedError, TypeError, ValueError) as error:  # of a reducer or a schema: no node has run
-                said = (str(error) or type(error).__name__).splitlines()[0]
-                raise InputError(f"the channels {list_names(input)} do not take this input: {said}") from error
+            try_input(graph, in_loop, input, place)
+            call_graph(graph, in_loop, "invoke", input, merge(given, place), interrupt_before="*")
     return Walk(graph, place, config=given)

@@ -582,7 +582,14 @@ def test_an_input_that_a_reducer_refuses_is_told_and_stands_in_no_later_walks_wa
     for _ in range(2):
         with pytest.raises(InputError, match="the channels `messages` do not take this input: Unsupported message type"):
             learngraph.step(agent, {"messages": 5})
-    assert learngraph.step(agent, {"messages": "hi"}).next == ("model",)
+    walk = learngraph.step(agent, {"messages": "hi"})
+    assert walk.next == ("model",)
+    with pytest.raises(InputError, match="the channels `messages` do not take this input: Unsupported message type"):
+        walk.finish().go_on({"messages": 5})  # after which the walk could go nowhere
+    assert str(walk.go_on({"messages": "again"})) == "turn 2, moment 0, before model"
+    drawn = wire(StateGraph(Drafted), "flowchart LR\n START --> guess --> END", {"guess": write_answer})
+    with pytest.raises(InputError, match=r"^`qestion` is no channel of the input"):
+        learngraph.step(drawn.compile(checkpointer=InMemorySaver()), {"qestion": "why?"}, thread="mine")
 
 
 def test_an_input_says_what_it_is_to_be() -> None:

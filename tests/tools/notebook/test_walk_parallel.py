@@ -95,6 +95,15 @@ def test_a_changed_answer_is_a_what_if_that_is_kept_and_runs_no_other_node_again
         assert step(real.graph, thread="walk-1").resume(3).state["log"] == ["a 2", "b 3", "done"]
 
 
+def test_the_thread_goes_along_where_a_node_failed_on_an_answer_and_is_given_another() -> None:
+    """The walk went on in a record of its own, and the thread stayed at the question."""
+    builder = StateGraph(State).add_node("ask", lambda state: {"n": int(interrupt("how many?"))}).add_edge(START, "ask")
+    real = step(builder.compile(checkpointer=InMemorySaver()), {"n": 0, "log": []}).step()
+    with pytest.raises(ValueError, match="many"):
+        real.resume("many")
+    assert (real.resume("7").state["n"], real.branch, step(real.graph, thread="walk-1").state["n"]) == (7, None, 7)
+
+
 def test_a_walk_goes_back_to_the_turn_before() -> None:
     builder = StateGraph(State).add_node("say", lambda state: {"log": [f"said {state['n']}"]}).add_edge(START, "say")
     begin: Any = {"n": 0}
