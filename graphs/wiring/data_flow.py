@@ -229,7 +229,7 @@ def is_misspelt(channel: str, lent: Iterable[Any], own: Mapping[str, Any]) -> bo
 
 def _is_ours(node: Any) -> bool:
     """True for a node of the project: such are made for states of many kinds."""
-    return getattr(unwrap(node), "__module__", "").startswith(PACKAGE)
+    return str(getattr(unwrap(node), "__module__", "")).startswith(PACKAGE)
 
 
 def _known_channels(wiring: Wiring) -> dict[str, NodeChannels]:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from html import unescape
 from typing import NamedTuple, Self
 
-from ...memory.errors import UserError, type_of
+from ...memory.errors import UserError, did_you_mean, type_of
 
 __all__ = ["DrawnNode", "Edge", "Finding", "FlowError", "Flowchart", "read_flow"]
 
@@ -240,6 +240,8 @@ class _Reader:
                 wants_node = True
             elif token.group() == _DEFERRED:
                 self.deferred[nodes[-1]] = self.line
+            elif kind == "mark" and (meant := did_you_mean(token.group(), [_DEFERRED])):
+                raise FlowError(f"the mark {token.group()!r} means nothing{meant}", self.line)
             elif kind in ("arrow", "stop"):
                 self._connect(before, arrow, nodes)
                 before, nodes, arrow = nodes, [], token if kind == "arrow" else None

@@ -246,6 +246,12 @@ def _labels(wiring: Wiring) -> list[Finding]:
         found.append(Finding(_line(wiring, source), f"there is a router for '{source}', but no labelled arrow leaves it"))
     for source in sorted((wiring.fan_outs.keys() & leaving) - {e.source for e in edges if wiring.kind(e) == "fan-out"}):
         found.append(Finding(_line(wiring, source), f"'{source}' has a fan-out function, but no dotted arrow"))
+    for source, given in wiring.fan_outs.items():
+        if not callable(given) and not isinstance(given, Runnable | KnownFanOut):
+            returns = "a function from the state to the inputs of the nodes to start"
+            found.append(
+                Finding(_line(wiring, source), f"the fan-out of '{source}' is {given!r:.40}, and a fan-out is {returns}")
+            )
     return found + [one for source in wiring.fan_outs for one in _known_fan_out(wiring, source)]
 
 

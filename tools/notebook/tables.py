@@ -3,15 +3,18 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pprint import pformat
-from typing import Any, get_type_hints
+from typing import Any
 
 from langchain_core.messages import BaseMessage, ToolMessage
 from langgraph.channels import LastValue
+from langgraph.types import Overwrite
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from ...memory.display import Table
-from ...memory.errors import UserError, did_you_mean
+from ...memory.errors import UserError, did_you_mean, type_of
+from ...memory.graph_input import are_alike, classes_of, type_name
+from ...nodes.channels import type_hints
 from .pauses import find_subgraph
 
 __all__ = ["MAX_LINE", "StepperError", "Table", "message_line", "table", "to_line"]
@@ -166,11 +169,15 @@ def call_lines(message: BaseMessage) -> list[str]:
 def check_channels(graph: Any, values: Mapping[str, Any]) -> None:
     """Refuse a channel that the graph does not have, and a value that is not of the channel's type, with a `StepperError`.
 
-    Channels with a reducer take what the reducer takes, and are not checked here; nor are types that cannot be checked.
+    What is given to a reducer is for it to check; an `Overwrite` goes past it. Types that cannot be checked are not.
     """
     check_names(graph, values)
     known, hints = graph.builder.channels, channel_types(graph.builder)
     for name, value in values.items():
+        if isinstance(value, Overwrite) and not are_alike((type(value.value),), classes_of(hints.get(name, Any))):
+            raise StepperError(
+                f"the channel {name!r} holds {type_name(hints[name])}, got {to_line(value.value)} ({type_of(value.value)})"
+            )
         if name in hints and isinstance(known[name], LastValue):
             _check(name, hints[name], value)
 
@@ -198,13 +205,7 @@ def check_names(graph: Any, names: Iterable[str]) -> None:
 
 def channel_types(builder: Any) -> dict[str, Any]:
     """The types of a graph's channels, as far as they can be read."""
-    found: dict[str, Any] = {}
-    for schema in builder.schemas:
-        try:
-            found = {**get_type_hints(schema), **found}
-        except (NameError, TypeError):  # a name that exists for the type checker alone
-            continue
-    return found
+    return {name: hint for schema in reversed([*builder.schemas]) for name, hint in type_hints(schema).items()}
 
 
 def _check(name: str, hint: Any, value: Any) -> None:

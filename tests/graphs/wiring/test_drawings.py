@@ -238,6 +238,7 @@ def test_parts_of_mermaid(flow: str, read: list[Any]) -> None:
         ("a --> b c", 2, "cannot read 'c' in the line 'a --> b c'"),
         ("a &\nb --> c", 2, "cannot read"),
         ("a --> b\nclass b,c deferred", 3, "'c' is deferred here, and not drawn"),
+        ("a --> b:::defered", 2, "the mark ':::defered' means nothing; did you mean :::deferred?"),
     ],
 )
 def test_what_would_be_lost_is_refused_with_its_line(flow: str, line: int, words: str) -> None:

@@ -336,6 +336,8 @@ def test_a_plain_arrow_to_the_end_beside_another_does_nothing_and_is_told_so() -
     assert rewire(drawn.compile(), to_mermaid(drawn.compile())).invoke({"question": "?"}), "LangGraph lets others have them"
     with pytest.raises(FlowError, match="the router of 'a' is 'route', and a router is a function"):
         wire(builder(), "flowchart LR\n START --> a -->|b| b --> END", nodes, {"a": cast(Any, "route")})
+    with pytest.raises(FlowError, match=r"the fan-out of 'a' is \['b'\], and a fan-out is a function from the state"):
+        wire(builder(), "flowchart LR\n START --> a -.-> b --> END", nodes, fan_outs={"a": cast(Any, ["b"])})
 
 
 def test_what_a_node_without_types_writes_to_no_channel_at_all_is_told_and_what_is_for_the_graph_around_is_not() -> None:

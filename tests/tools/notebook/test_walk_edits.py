@@ -253,6 +253,8 @@ def test_an_edit_that_a_finished_piece_would_swallow_is_refused() -> None:
     walk = start_work(["a", "b"], adds=False)
     with pytest.raises(StepperError, match=r"has replaced `log`, to which nothing adds then: Overwrite\(value\) replaces it"):
         walk.edit(log=["mine"])
+    with pytest.raises(StepperError, match=r"the channel 'log' holds list\[str\], got mine \(a str\)"):
+        walk.edit(log=Overwrite("mine"))
     assert walk.edit(log=Overwrite(["mine"])).resume("now").finish().state["log"] == ["mine", "b now", "collected"]
 
 
