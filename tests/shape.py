@@ -14,11 +14,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_684, "tests": 74_795}
+LINES: Mapping[str, int] = {"source": 87_706, "tests": 74_816}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,
-    "graphs/agents": 8_537,
+    "graphs/agents": 8_547,
     "graphs/baselines": 1_669,
     "graphs/cli": 2_988,
     "graphs/experiments": 7_618,
@@ -45,8 +45,8 @@ ROOMS: Mapping[str, int] = {
     "tools/agent_tools": 1_396,
     "tools/environments": 8_923,
     "tools/local": 3_623,
-    "tools/models": 928,
-    "tools/notebook": 1_888,
+    "tools/models": 931,
+    "tools/notebook": 1_891,
     "tools/pocket": 320,
     "tools/serving": 3_350,
     "tools/traces": 740,

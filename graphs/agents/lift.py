@@ -124,7 +124,7 @@ class Lift:
         if self.memory is None and not self.items:
             words = "then feedback on conversations for which memory had something"
             return f"{self.method}: no trial is rated yet: give control=0.1 or holdout=0.05, {words}"
-        said = f"{plural(len(self.harmed), 'conversation')} with it earned less than the control"
+        said = f"{plural(len(self.harmed), 'conversation')} with it earned less than the control on average; `harmed` names them, to look into"
         if self.memory is not None and not self.memory.without:
             said = "no conversation of the control is rated yet"
         elif self.memory is not None and self.memory.is_selected:

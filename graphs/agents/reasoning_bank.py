@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
@@ -28,6 +29,7 @@ from ...nodes.fence import escape_tags
 from ...nodes.prompt import Prompt
 from ...nodes.retrieve.attempt_sheet import AttemptOutcome, AttemptSheet
 from ...nodes.retrieve.chat_layout import ChatLayout
+from ...nodes.state import EpisodeInput
 from ...nodes.synthesize.reasoning_bank import (
     Consult,
     LessonExtractor,
@@ -53,6 +55,11 @@ MOST_LESSONS = 200
 """Lessons that are looked up for a model call, of which those are shown that fit; a state that comes often has thousands."""
 
 
+COMMENTED = f"{DOMAIN}, commented"
+"""Domain of the lessons of conversations with words beside their rating. They are looked up by themselves, so that those of bare
+ratings, which come far more often, do not crowd them out."""
+
+
 class WeighedLessons(Lessons):
     """Lessons, and how what was done in the conversations that they were drawn from was rated.
 
@@ -74,6 +81,8 @@ class WeighedLessons(Lessons):
         self._acts.add(trajectory, success)
         self._order.setdefault(trajectory.id, len(self._order))
         (self._taught.add if lessons[0].text else self._taught.discard)(trajectory.id)
+        if trajectory.note:
+            lessons = [replace(one, domain=COMMENTED) for one in lessons]
         for one in lessons:
             (self._on_calls.add if names_a_call(trajectory, one.text) else self._on_calls.discard)(one.id)
         self.add(lessons)
@@ -127,10 +136,9 @@ class ReasoningBankMiddleware(CriticMiddleware[WeighedLessons]):
         self.similarity = similarity or TokenSimilarity()
         self.settings = settings or ReasoningBank(k=5, max_memory_tokens=2_000)
         self.min_similarity = min_similarity
-        self._world = ChatWorld(DOMAIN)
         self._extractor = LessonExtractor(
             sheet=AttemptSheet(ChatLayout("sparse", count_tokens=estimate_tokens, names_request=True), estimate_tokens),
-            environment=self._world,  # type: ignore[arg-type]
+            environment=ChatWorld(DOMAIN),  # type: ignore[arg-type]
             prompts=extractor_prompts(prompts),
             max_items=self.settings.max_items,
         )
@@ -172,13 +180,15 @@ class ReasoningBankMiddleware(CriticMiddleware[WeighedLessons]):
         """Call the model with the lessons."""
         # The same lessons at each call of a turn.
         key = self.state_key(request.messages[: last_user_message(request.messages) + 1])
-        by, world, asked = self.settings.retrieval_unit, cast(Any, self._world), Task(place.task.id, key)
+        by, asked = self.settings.retrieval_unit, Task(place.task.id, key)
         most = 2**31 if self.settings.max_memory_tokens is None else self.settings.max_memory_tokens
         outdated = set[str]()
 
         def find(k: int) -> list[str]:
-            consult = Consult(content, world, k=k, by=by, min_similarity=self.min_similarity, limit=MOST_LESSONS)
-            found = consult({"task": asked, "run": place.thread, "episode": place.number})["lessons"]
+            at: EpisodeInput = {"task": asked, "run": place.thread, "episode": place.number}
+            limits: Any = {"k": k, "by": by, "min_similarity": self.min_similarity, "limit": MOST_LESSONS}
+            both = [Consult(content, cast(Any, ChatWorld(name)), **limits)(at)["lessons"] for name in (COMMENTED, DOMAIN)]
+            found = [id for pair in zip_longest(*both) for id in pair if id]  # by turns: each has half of the room
             outdated.update(id for id in found if content.is_outdated(id))
             return [id for id in found if id not in outdated]
 
@@ -209,5 +219,5 @@ class ReasoningBankMiddleware(CriticMiddleware[WeighedLessons]):
         if outdated:
             entry["said"].append(f"{len(outdated)} left out, since newer ratings or lessons of the same act take their place")
         if not shown and not alike and not outdated:
-            entry["nearest"] = content.nearest_similarity(key, DOMAIN)
+            entry["nearest"] = max(content.nearest_similarity(key, name) for name in (COMMENTED, DOMAIN))
         return (yield from self.ask_with(request, section, entry))

@@ -7,6 +7,7 @@ says that it is done.
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
@@ -81,7 +82,7 @@ class RandomToolModel(BaseChatModel):
         )
 
 
-_LESSON = re.compile(r"Of '([^\n]*)': (\w+)\(([^\n]*)\) was (right|wrong)")
+_LESSON = re.compile(r"Of '([^\n]*)': (\w+)\(([^\n]*)\) was (right|wrong)(?: \(from (\d+))?")
 _ATTEMPT = re.compile(r"Task: ([^\n]*)\n.*?Action: (\w+)\(([^\n]*)\)\n.*?Total reward: (-?[\d.]+)", re.DOTALL)
 MOST_DRAWS = 50
 """Draws of a call after which the model makes one that a lesson calls wrong."""
@@ -90,8 +91,8 @@ MOST_DRAWS = 50
 class HeedfulToolModel(RandomToolModel):
     """A toy that reads: it guesses as `RandomToolModel` does, but not against the lessons in its prompt.
 
-    Asked as ReasoningBank's critic, it says whether the first call of the conversation was right. Of several lessons it follows the one
-    whose words are most like the user's.
+    Asked as ReasoningBank's critic, it says whether the first call of the conversation was right. Each lesson speaks for
+    or against its call, the more, the more its words are like the user's, and the more conversations are behind it.
     """
 
     def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
@@ -105,12 +106,14 @@ class HeedfulToolModel(RandomToolModel):
         if not (calls := _calls(result)):
             return result
         told, asked = "\n".join(str(one.text) for one in messages), str(messages[-1].text).partition("\n\n")[0]
-        alike = [(len(_words(one[0]) & _words(asked)), one) for one in _LESSON.findall(told)]
-        best = [one for size, one in alike if size == max(alike)[0]]
-        right = next((one for one in best if one[3] == "right"), None)
+        votes = defaultdict[tuple[str, str], float](float)
+        for case, tool, given, verdict, count in _LESSON.findall(told):
+            likeness = len(_words(case) & _words(asked)) / len(_words(case) | _words(asked) | {""})
+            votes[tool, given] += likeness**2 * int(count or 1) * (1 if verdict == "right" else -1)
+        best = max(votes, key=lambda call: votes[call], default=None)
         for _ in range(MOST_DRAWS):
             made = (calls[0]["name"], ", ".join(f"{name}={value!r}" for name, value in sorted(calls[0]["args"].items())))
-            if made == right[1:3] if right else made not in [one[1:3] for one in best]:
+            if made == best if best and votes[best] > 0 else votes[made] >= 0:
                 break
             result = super()._generate(messages, stop, run_manager, **kwargs)
             calls = _calls(result)
