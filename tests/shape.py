@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_706, "tests": 74_816}
+LINES: Mapping[str, int] = {"source": 87_749, "tests": 74_859}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,
@@ -25,7 +25,7 @@ ROOMS: Mapping[str, int] = {
     "graphs/presets": 108,
     "graphs/serving": 2_479,
     "graphs/studio": 2_223,
-    "graphs/wiring": 5_031,
+    "graphs/wiring": 5_074,
     "memory": 1_503,
     "memory/attempts": 653,
     "memory/claas": 2_815,

@@ -51,8 +51,8 @@ class Branching:
     """What is wrong with the function, in words; empty if nothing is."""
 
     @classmethod
-    def from_router(cls, source: str, router: Router) -> Self:
-        """The branching of a function, whose return type is a `Literal` of its outcomes."""
+    def from_router(cls, source: str, router: Router, edges: Sequence[Edge]) -> Self:
+        """The branching of a function, whose return type is a `Literal` of its outcomes, in a drawing with these arrows."""
         if not callable(router):
             return cls(
                 router,
@@ -62,7 +62,8 @@ class Branching:
         returns = _return_type(router)
         if get_origin(returns) is Literal:
             return cls(router, {shown_label(outcome): outcome for outcome in get_args(returns)})
-        hint = ", such as -> Literal[True, False]" if returns is bool else ", such as -> Literal['again', 'over']"
+        labels = [edge.label for edge in edges if edge.source == source and edge.label]
+        hint = ", such as -> Literal[True, False]" if returns is bool else f", such as -> Literal{labels or ['again', 'over']}"
         if returns_sends(router):
             hint = "; a function that returns Sends belongs to fan_outs, and its arrows are dotted"
         elif get_origin(returns) in (list, tuple, set, Sequence):

@@ -72,6 +72,7 @@ def find_missing(wiring: Wiring, builder: Builder, origin: Builder | None = None
                 later = [f"'{node}'" for node in known if channel in known[node].writes and node != name]
                 near = did_you_mean(channel, sorted(given.union(*(known[node].writes for node in before))))
                 listed = ("Begin",) if channel in starts else writers_in_catalogue(channel)
+                listed = () if near and not _is_ours(wiring.nodes.get(name)) else listed
                 lacks.append(_Lack(wiring.lines.get(name, 0), reader, channel, later, listed, near))
 
     for name in ("START", *known):

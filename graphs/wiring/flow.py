@@ -118,7 +118,7 @@ def _read_drawing(
             form = "['a', 'b']" if name == "destinations" else "choose"
             raise FlowError(f"{name} are a dict of node -> {name[:-1]}, such as {{'guess': {form}}}, got {type_of(given)}")
     chart = read_flow(flow)
-    behind = _branchings(routers or {}), fan_outs or {}, _command_targets(nodes, destinations or {})
+    behind = _branchings(routers or {}, chart.edges), fan_outs or {}, _command_targets(nodes, destinations or {})
     return Wiring(dict(nodes), list(chart.edges), *behind, lines=chart.lines, deferred=chart.deferred)
 
 
@@ -161,8 +161,8 @@ def check(
     return find_mistakes(wiring, builder, getattr(nodes, "builder", None))
 
 
-def _branchings(routers: Mapping[str, Router]) -> dict[str, list[Branching]]:
-    return {source: [Branching.from_router(source, router)] for source, router in routers.items()}
+def _branchings(routers: Mapping[str, Router], edges: Sequence[Edge]) -> dict[str, list[Branching]]:
+    return {source: [Branching.from_router(source, router, edges)] for source, router in routers.items()}
 
 
 def _command_targets(nodes: Mapping[str, Any], given: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
@@ -390,7 +390,7 @@ def _redrawn_wiring(
     return Wiring(
         nodes,
         list(chart.edges),
-        {source: known.routers[source] for source in known.routers if source in labelled} | _branchings(routers),
+        {source: known.routers[source] for source in known.routers if source in labelled} | _branchings(routers, chart.edges),
         {source: fan_out for source, fan_out in known.fan_outs.items() if source in dotted - routers.keys()} | dict(fan_outs),
         places | _command_targets(replaced, {}),
         known.nodes.keys() - nodes.keys(),

@@ -6,6 +6,8 @@ It knows what each node reads and writes (nodes/channels.py), and follows the ar
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from langgraph.channels import BinaryOperatorAggregate
+
 from ...nodes.channels import NodeChannels, node_channels
 from .arrows import Builder, Wiring, arrow_label, closure, unwrap
 from .mermaid import Edge, Finding
@@ -154,7 +156,8 @@ def _overwritten(wiring: Wiring, builder: Builder, known: Mapping[str, NodeChann
     reads = {
         name: one.needs | one.reads.difference(getattr(nodes[name], "journal_channels", ())) for name, one in known.items()
     }
-    sure = {name: one.must_write.union(getattr(nodes[name], "further_channels", ())) for name, one in known.items()}
+    adding = {name for name, channel in builder.channels.items() if isinstance(channel, BinaryOperatorAggregate)}
+    sure = {name: one.must_write.union(getattr(nodes[name], "further_channels", ())) - adding for name, one in known.items()}
     after = {name: [edge.target for edge in wiring.edges if edge.source == name] for name in ("START", *known)}
     live = {"END": set(builder.schemas[builder.output_schema]), **{name: set[str]() for name in known}}
 

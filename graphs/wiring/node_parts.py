@@ -201,7 +201,7 @@ def _memory(inputs: Any, part: str) -> Any:
 def drawn_from_catalogue(flow: str, known: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
     """The nodes of a drawing that the catalogue has, beside those that are known, and their routers: by their names there.
 
-    A node is found by the text in its box or by its name, where `Push_2` is a second `Push`; a router by its node's labels.
+    A node is found by the text in its box or by its name, where `Push_2` is a second `Push`; a router by its node's labels, of which one may be mistyped.
 
     Raises:
         FlowError: the drawing cannot be read.
@@ -215,7 +215,7 @@ def drawn_from_catalogue(flow: str, known: Collection[str]) -> tuple[dict[str, s
             continue
         nodes[name] = wanted
         labels = {edge.label for edge in chart.edges if edge.source == name and edge.label}
-        found = [one for one in entries.values() if labels and labels == {*one.outcomes}]
-        if found:  # of several, the one that stands beside the node
-            routers[name] = max(found, key=lambda one: one.module == entries[wanted].module).name
+        if found := [one for one in entries.values() if not labels.isdisjoint(one.outcomes)]:
+            beside = entries[wanted].module
+            routers[name] = max(found, key=lambda one: (labels == {*one.outcomes}, one.module == beside)).name
     return nodes, routers

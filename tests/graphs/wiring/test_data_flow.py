@@ -169,6 +169,28 @@ def test_nodes_of_the_users_are_read_too() -> None:
     ]
 
 
+class Doc(TypedDict):
+    doc: str
+
+
+def test_what_two_nodes_add_to_a_channel_with_a_reducer_is_not_lost_and_what_is_written_anew_is() -> None:
+    def tell(state: Draft) -> None: ...
+
+    def cite(state: Docs) -> None: ...
+
+    def quote(state: Doc) -> None: ...
+
+    assert findings("START --> look --> more --> cite --> END", look=look, more=look, cite=cite) == []
+    first = lambda state: {"draft": ""}  # noqa: E731
+    first.__annotations__ = {"state": Question, "return": Draft}
+    assert findings("START --> first --> again --> tell --> END", first=first, again=first, tell=tell) == [
+        "what 'first' writes (`draft`) is lost: 'again' writes it anew first; draw it right before 'tell', or leave one out"
+    ]
+    assert findings("START --> look --> quote --> END", look=look, quote=quote) == [
+        "'quote' reads `doc`, which no node before it writes; did you mean docs?"
+    ]
+
+
 def short(state: Question) -> Literal["yes", "no"]:
     return "yes" if len(state["question"]) < 5 else "no"
 

@@ -166,7 +166,7 @@ DRAWINGS: dict[str, Drawing] = {
         GOOD, "not <class 'bool'>, such as -> Literal[True, False]", routers={"grade": is_good}
     ),
     "a router that does not say what it returns": Drawing(
-        GOOD, "as a Literal return type", routers={"grade": lambda state: ["good"]}
+        GOOD, "as a Literal return type, not none, such as -> Literal['bad', 'good']", routers={"grade": lambda state: ["good"]}
     ),
     "a router that returns a list": Drawing(
         GOOD, "it chooses one. To start several, let the node 'grade' return Command(goto=[...])", routers={"grade": are_good}

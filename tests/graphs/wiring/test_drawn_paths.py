@@ -158,6 +158,10 @@ STARVING: dict[str, tuple[Any, str]] = {
         joining("START --> a\n a -->|b| b\n a -->|c| c\n b & c & e --> d --> END\n c --> e", a=pick_b),
         "'b & c & e --> d' waits: 'b' arrived, 'c' and 'e' did not",
     ),
+    "a Command to one member of a deferred join": (
+        joining("START --> a\n a -->|b| b\n a -->|c| c\n b & c --> d:::deferred --> e --> END", a=pick_b),
+        "'b & c --> d' waits: 'b' arrived, 'c' did not",
+    ),
 }
 
 
@@ -188,6 +192,23 @@ def test_a_run_does_not_end_at_a_join_that_waits(case: str) -> None:
 def test_a_join_is_the_same_in_a_run_that_is_awaited(flow: str) -> None:
     graph = joining(flow).compile()
     assert asyncio.run(graph.ainvoke({"seen": []})) == graph.invoke({"seen": []})
+
+
+@pytest.mark.parametrize(
+    ("flow", "order"),
+    [
+        ("START --> a & b & c\n c --> e --> f --> END\n a & b --> d:::deferred --> END", "abcefd"),
+        ("START --> a & b\n a --> c:::deferred\n b & c --> d --> END", "abcd"),
+        ("START --> a & b & e\n e --> f --> END\n a & b --> c:::deferred\n b & c --> d:::deferred\n d --> END", "abefcd"),
+    ],
+)
+def test_a_join_of_a_deferred_node_waits_until_nothing_else_is_left_in_each_run_of_a_thread(flow: str, order: str) -> None:
+    graph, thread = joining(flow).compile(checkpointer=InMemorySaver()), {"configurable": {"thread_id": "t"}}
+    assert [graph.invoke({"seen": []}, thread)["seen"] for _ in range(2)] == [[*order], [*order * 2]]
+    walk = learngraph.step(joining(flow).compile(checkpointer=InMemorySaver()), {"seen": []})
+    while walk.next:
+        walk.step()
+    assert walk.state["seen"] == [*order]
 
 
 def test_a_join_may_wait_where_an_arrow_leads_to_the_end() -> None:
