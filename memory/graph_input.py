@@ -5,6 +5,7 @@ where it has failed.
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from functools import lru_cache
 from numbers import Number
 from types import UnionType
 from typing import Annotated, Any, Literal, NotRequired, Required, Union, get_args, get_origin, get_type_hints
@@ -61,7 +62,7 @@ def explain_error(graph: Any, given: Any, error: BaseException | None = None) ->
     builder = graph.builder
     if not is_typeddict(builder.input_schema) or not isinstance(given, Mapping):
         return
-    hints = {name: _bare(hint) for name, hint in _hints(builder.input_schema).items()}
+    hints = {name: _bare(hint) for name, hint in type_hints(builder.input_schema, True).items()}
     error = error.__cause__ if isinstance(error, InputError) and error.__cause__ else error  # of a node
     needed = needed_channels(builder)
     lacking = [name for name in needed if name not in given]
@@ -87,15 +88,21 @@ def needed_channels(builder: Any) -> list[str]:
     """The channels that an input cannot do without: unknown where the schema of the input is that of the whole state."""
     if builder.input_schema in (builder.state_schema, getattr(builder.state_schema, "extends", None)):  # of a redrawn graph
         return []
-    hints = _hints(builder.input_schema)
+    hints = type_hints(builder.input_schema, True)
     return [
         name for name in hints if get_origin(hints[name]) is not NotRequired and name in builder.input_schema.__required_keys__
     ]
 
 
-def _hints(schema: Any) -> dict[str, Any]:
+def type_hints(value: Any, include_extras: bool = False) -> dict[str, Any]:
+    """The type annotations of a function or class, with what `Annotated` adds if asked for; none where they cannot be evaluated."""
+    return _type_hints(getattr(value, "__func__", value), include_extras)
+
+
+@lru_cache(maxsize=1024)
+def _type_hints(value: Any, include_extras: bool) -> dict[str, Any]:
     try:
-        return get_type_hints(schema, include_extras=True)
+        return get_type_hints(value, include_extras=include_extras)
     except (NameError, TypeError, AttributeError):  # written for a checker alone
         return {}
 

@@ -17,9 +17,10 @@ from langchain_core.runnables import Runnable
 
 from ..memory.display import make_table
 from ..memory.errors import UserError
+from ..memory.graph_input import type_hints
 from .arguments import is_setting
 from .ask import Ask
-from .channels import NodeChannels, maker_channels, node_channels, schema_channels, type_hints
+from .channels import NodeChannels, maker_channels, node_channels, schema_channels
 from .retrieve.attempts import PromptPart, channels_of_part
 
 __all__ = ["VERBS", "NodeEntry", "catalogue"]

@@ -19,7 +19,9 @@ from typing import Any, NotRequired, Union, get_args, get_origin, get_type_hints
 from langchain_core.runnables import Runnable
 from typing_extensions import is_typeddict
 
-__all__ = ["NodeChannels", "maker_channels", "node_channels", "node_schemas", "schema_channels", "type_hints"]
+from ..memory.graph_input import type_hints
+
+__all__ = ["NodeChannels", "maker_channels", "node_channels", "node_schemas", "schema_channels"]
 
 
 @dataclass(frozen=True)
@@ -92,19 +94,6 @@ def maker_channels(maker: Callable[..., Any]) -> NodeChannels:
     """The channels of the node that a function makes, by its return type, such as `Ask[Finished, Note]` (nodes/ask.py)."""
     returned = type_hints(maker).get("return")
     return _of_types(*get_args(returned), "usage") if get_args(returned) else node_channels(returned)
-
-
-def type_hints(value: Any, include_extras: bool = False) -> dict[str, Any]:
-    """Its type annotations, with what `Annotated` adds if asked for; none where they cannot be evaluated."""
-    return _type_hints(getattr(value, "__func__", value), include_extras)
-
-
-@lru_cache(maxsize=1024)
-def _type_hints(value: Any, include_extras: bool) -> dict[str, Any]:
-    try:
-        return get_type_hints(value, include_extras=include_extras)
-    except (NameError, TypeError, AttributeError):
-        return {}
 
 
 def is_required(schema: Any, name: str) -> bool:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_749, "tests": 74_859}
+LINES: Mapping[str, int] = {"source": 87_746, "tests": 74_859}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,
@@ -24,9 +24,9 @@ ROOMS: Mapping[str, int] = {
     "graphs/experiments": 7_618,
     "graphs/presets": 108,
     "graphs/serving": 2_479,
-    "graphs/studio": 2_223,
+    "graphs/studio": 2_224,
     "graphs/wiring": 5_074,
-    "memory": 1_503,
+    "memory": 1_510,
     "memory/attempts": 653,
     "memory/claas": 2_815,
     "memory/conversations": 3_233,
@@ -34,7 +34,7 @@ ROOMS: Mapping[str, int] = {
     "memory/returns": 1_058,
     "memory/search": 1_506,
     "memory/storage": 3_016,
-    "nodes": 2_916,
+    "nodes": 2_906,
     "nodes/act": 1_921,
     "nodes/evaluate": 864,
     "nodes/extract": 2_041,
@@ -46,7 +46,7 @@ ROOMS: Mapping[str, int] = {
     "tools/environments": 8_923,
     "tools/local": 3_623,
     "tools/models": 931,
-    "tools/notebook": 1_891,
+    "tools/notebook": 1_890,
     "tools/pocket": 320,
     "tools/serving": 3_350,
     "tools/traces": 740,
@@ -55,7 +55,7 @@ ROOMS: Mapping[str, int] = {
 """Most lines of each room; the files at the top of a folder are a room, too."""
 ARROWS_UP = 2
 """Most imports that run back up among the rooms of the four folders: those that would have to go for the rooms to lie on floors."""
-PUBLIC_NAMES = 1_273
+PUBLIC_NAMES = 1_272
 """Most names that files show to others: those in `__all__`, or without that list, all that do not begin with `_`."""
 FILE, GRAPH_FILE, FUNCTION = 700, 400, 60
 """Most lines of a file, of a file in graphs/, and of a function."""

@@ -16,8 +16,9 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from ...memory.errors import UserError, did_you_mean
+from ...memory.graph_input import type_hints
 from ...nodes.catalogue import VERBS, catalogue
-from ...nodes.channels import node_channels, type_hints
+from ...nodes.channels import node_channels
 from ..wiring.drawn import read_wiring
 from ..wiring.flow import FlowError, check, rewire, to_mermaid
 from ..wiring.inputs import MethodInputs

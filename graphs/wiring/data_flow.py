@@ -17,10 +17,10 @@ from langgraph.graph.state import CompiledStateGraph
 from typing_extensions import is_typeddict
 
 from ...memory.errors import did_you_mean, nearest
-from ...memory.graph_input import are_alike, classes_of, type_name
+from ...memory.graph_input import are_alike, classes_of, type_hints, type_name
 from ...nodes import state as states
 from ...nodes.act.episode import START_VALUES
-from ...nodes.channels import NodeChannels, node_channels, node_schemas, schema_channels, type_hints
+from ...nodes.channels import NodeChannels, node_channels, node_schemas, schema_channels
 from ...nodes.state import AttemptState
 from .arrows import Builder, Wiring, closure, unwrap
 from .mermaid import Finding

@@ -20,9 +20,9 @@ from langgraph.pregel._algo import apply_writes
 from langgraph.types import Command, Send
 
 from ...memory.errors import UserError, did_you_mean, type_of
-from ...memory.graph_input import InputError, check_names, explain_error, list_names, type_name
+from ...memory.graph_input import InputError, check_names, explain_error, list_names, type_hints, type_name
 from ...nodes.arguments import check_argument
-from ...nodes.channels import NodeChannels, node_channels, node_types, type_hints
+from ...nodes.channels import NodeChannels, node_channels, node_types
 from .mermaid import FlowError
 
 __all__ = []

@@ -12,6 +12,7 @@ from ...memory.attempts.buffer import Buffer
 from ...memory.attempts.trajectories import Trajectories
 from ...memory.claas.weights import TrainingLog
 from ...memory.errors import UserError, did_you_mean
+from ...memory.graph_input import type_hints
 from ...memory.lessons.by_task import Lessons
 from ...memory.lessons.versions import LibraryVersions
 from ...memory.records import Trajectory
@@ -21,7 +22,6 @@ from ...memory.storage.rows import Rows
 from ...nodes.act.episode import START_VALUES
 from ...nodes.arguments import check_argument, is_setting, match_type
 from ...nodes.catalogue import catalogue
-from ...nodes.channels import type_hints
 from ...nodes.extract.critic import Critic, critic_prompts
 from ...nodes.prompt import Prompt
 from ...nodes.retrieve.attempts import AttemptMemory

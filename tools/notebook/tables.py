@@ -13,8 +13,7 @@ from pydantic.errors import PydanticUserError
 
 from ...memory.display import Table
 from ...memory.errors import UserError, did_you_mean, type_of
-from ...memory.graph_input import are_alike, classes_of, type_name
-from ...nodes.channels import type_hints
+from ...memory.graph_input import are_alike, classes_of, type_hints, type_name
 from .pauses import find_subgraph
 
 __all__ = ["MAX_LINE", "StepperError", "Table", "message_line", "table", "to_line"]
