@@ -64,7 +64,7 @@ _PIN = re.compile(rf"(?i)\b({_PIN_NAME}[\"']?(?:{_IS}|\s+(?:(?:from\s+\S+\s+)?to
 _MIXED = r"(?=[^\s\"'`,;:()]*\d)(?=[^\s\"'`,;:()]*[a-z])[^\s\"'`,;:()]{5,}"
 _AS = r"[\"'`]?\s+(?:is|was|as|ist|war|als|(?:should|shall|will) be)\s+(?:(?:my|our|the|a|mein|meine|das|die)\s+)?(?:(?:new|old|current|neues?|altes?)\s+)?"
 _SECRET_NAME = f"(?:{_PASSWORD_NAME}|{_PIN_NAME})"
-_FOREIGN_NAME = r"(?:\b(?:\u043f\u0430\u0440\u043e\u043b[\u044c\u044f\u0435]\w{0,2}|has\u0142[oaem]\w?|\u015fifre\w{0,4}|parola\w{0,4}|wachtwoord|hesl[oa]|palavra[- ]passe|clave)\b|\u5bc6[\u7801\u78bc]|\u53e3\u4ee4|\u30d1\u30b9\u30ef\u30fc\u30c9|\u6697\u8a3c\u756a\u53f7|\ube44\ubc00\ubc88\ud638)"
+_FOREIGN_NAME = r"(?:\b(?:\u043f\u0430\u0440\u043e\u043b[\u044c\u044f\u0435]\w{0,2}|has\u0142[oaem]\w?|\u015fifre\w{0,4}|parola\w{0,4}|wachtwoord|l\u00f6senord\w*|passord\w*|adgangskode\w*|salasana\w*|jelsz[\u00f3a]\w*|hesl[oa]|palavra[- ]passe|clave)\b|\u5bc6[\u7801\u78bc]|\u53e3\u4ee4|\u30d1\u30b9\u30ef\u30fc\u30c9|\u6697\u8a3c\u756a\u53f7|\ube44\ubc00\ubc88\ud638)"
 _VALUE = rf"(?:{_MIXED}|\d{{3,12}}\b(?![.,:/-]\d))"
 _FRAMED = tuple(
     re.compile(f"(?i){frame}")
@@ -80,10 +80,13 @@ _FRAMED = tuple(
         rf"\b({_SECRET_NAME}(?:[\s*_\"'`]|</\w+>)*(?:\||[-=]>|:|[\u00e8\u00e9]\s)(?:[\s*_\"'`]|&nbsp;)*){_VALUE}",
         rf"\b({_SECRET_NAME}\s*[,?(]+\s*(?:it(?:'s| is)\s+)?[\"'`]?)(?!\d+[.,:/-]?\d*\s\w){_VALUE}",
         rf"\b({_PASSWORD_NAME}{_VERB}(?P<quote>[\"'`]))(?=\S+ )[^\"'`\n]{{4,60}}(?=(?P=quote))",
-        rf"({_FOREIGN_NAME}(?:\s+(?!\d+\b)|(?: \w+){{0,2}}?\s*(?:[-:=\uff1a\u2013\u2014\u6210\u662f\u4e3a\u70ba\u306f\u304c\ub294\uc740]|(?:to|jest|is|es|\u00e9|\u044d\u0442\u043e|\u0446\u0435)\b)\s*)[\"'`]?)(?:(?=[^\s\"'`,;:()\u3000-\uffef]*\d)(?=[^\s\"'`,;:()\u3000-\uffef]*[a-z\u00df-\u04ff])[^\s\"'`,;:()\u3000-\uffef]{{5,}}|\d{{4,12}}(?!\w|[.,:/-]\d))",
+        rf"({_FOREIGN_NAME}(?:\s+(?!\d+\b)|(?: \w+){{0,2}}?\s*(?:[-:=\uff1a\u2013\u2014\u6210\u662f\u4e3a\u70ba\u306f\u304c\ub294\uc740]|(?:to|jest|is|es|er|on|\u00e4r|\u00e9|\u044d\u0442\u043e|\u0446\u0435)\b)\s*)[\"'`]?)(?:(?=[^\s\"'`,;:()\u3000-\uffef]*\d)(?=[^\s\"'`,;:()\u3000-\uffef]*[a-z\u00df-\u04ff])[^\s\"'`,;:()\u3000-\uffef]{{5,}}|\d{{4,12}}(?!\w|[.,:/-]\d))",
         rf"\b((?:(?:security|secret) answer|answer to (?:my|the|your) (?:security|secret) question|(?:security|secret) question\b[^\n]{{0,60}}? answer)\b{_IS})(?!{_NO_PASSWORD})(?-i:(?=[^\s,;]*[A-Z\d])[^\s\"'`,;]{{3,}}(?: [A-Z]\w+)*)",
         rf"\b(pass[ -]?phrase\b{_IS})(?!(?:not|wrong|too|very|still|also|never|in|nicht|the same|same|see|on|for|with|at|\w+(?:ed|ing|able))\b)[a-z]+(?:[ -][a-z]+){{2,}}",
-        rf"\b((?:log-?in(?:\s+is)?\s|(?:log-?in|user(?:[ -]?name)?|credentials)\s*[:=])\s*[^\s/|,;]+\s*(?:[/|]|,?\s+pass\s*[:=])\s*|credentials:?\s+[^\s/|,;:]+[:/]){_MIXED}",
+        rf"\b((?:log-?in(?:\s+is)?\s|(?:log-?in|user(?:[ -]?name)?|credentials)\s*[:=])\s*[^\s/|,;]+\s*(?:[/|]|,?\s+pass\s*[:=])\s*|credentials:?\s+[^\s/|,;:]+[:/]|(?:credentials\b|log[ -]?in\b)(?: (?:are|is|with|as))?:?\s+[^\s/|,;:]+\s*(?:/|,|\band\b)\s*){_MIXED}",
+        rf"\b((?:(?:door|gate|garage|alarm|safe|vault|entry|locker|wi-?fi|wlan|network|router|recovery|unlock)[ -](?:code|key)\b|(?:licen[cs]e|product|activation)[ -]key\b)(?: (?:at|for|of|to|in)(?: \w+){{1,3}}?)?(?:{_IS}|\s+)){_VALUE}",
+        r"\b((?:recovery|seed|mnemonic)[ -](?:words?|phrase)\s*(?:[:=]|(?:are|is)\b:?)\s*[\"'`]?)(?:(?!(?:and|or|the|a|in|is|are|not|to|it|of|for|my|on|lost|gone|\w+ing|\w{3,}ed)\b)[a-z]+[ ,-]*){4,}(?<![ ,-])",
+        rf"\b(maiden name\b{_IS})(?-i:[A-Z]\w+)",
     )
 )
 """Secrets before their names, after those of other languages, in quotes, of several words, and beside the name of a login."""
@@ -127,6 +130,8 @@ _PRIVILEGE = _any_of(
     r"\b(?:for (?:every(?:one|body)|all (?:customers|users))|deserves?|always right|free for (?:all|every\w*))\b",
     r"(?<!\bI )(?<!\bwe )\b(?:gets?|receives?|is|means?) (?:an? )?(?:(?:full|double|immediate) )?(?:refund|reimbursement|voucher|coupon)s?(?! (?:is|was|of|for|letter))\b",
     r"\brefunds? (?:is|are) (?:always )?(?:fine|ok|okay|granted|automatic)\b",
+    r"(?<!\bI )(?<!\bwe )\b(?:needn['\u2019]?t|need not|do(?:es)?n['\u2019]?t (?:have|need) to)\b",
+    r"\b(?:gratis|kostenlos|gratuite?s?)\b|\bbekomm(?:t|en)\b[^.?!\n]{0,30}zur\u00fcck|\u0431\u0435\u0441\u043f\u043b\u0430\u0442\u043d|\u0432\u043e\u0437\u0432\u0440\u0430[\u0449\u0442]",
     r"freigeschaltet|genehmigt|berechtigt|befreit|(?:ohne|keine?n?) (?:beleg|nachweis|pr\u00fcfung)",
     r"aprobad|autorizad|sin (?:recibo|prueba)|approvat|autorizzat|senza (?:prova|ricevuta)|approuv|autoris\u00e9|droit au|sans (?:preuve|justificatif)",
     r"(?:rembourse|reembolsa|rimborsa)\w* (?:toujours|siempre|sempre)",
@@ -139,7 +144,7 @@ _MEMORY = _any_of(
     r"\b(?:tell|teach|inform|instruct|let)\b(?: [\w-]+){1,3}? (?:colleagues|agents|assistants|bots)\b",
     r"\b(?:could|can|would|will) you (?:please )?(?:remember|memori[sz]e|bear in mind|keep in mind)\b",
     r"\bmerken? (?:dir|sie sich)\b|\bmerk dir\b",
-    r"\b(?:recuerda|retiens|ricorda|souviens-toi)\b",
+    r"\bonthoud\b|\u0437\u0430\u043f\u043e\u043c\u043d\u0438|\b(?:recuerda|retiens|ricorda|souviens-toi)\b",
 )
 """What asks a memory to hold something."""
 _STANDING = _any_of(
@@ -205,14 +210,15 @@ _INSTRUCTIONS = {
         r"\bwhoever\b[^.?!\n]{0,40} (?:may|can) (?:see|get|have|read|change|cancel)\b",
     ),
     "announces a rule": (
-        r"\b(?:your new (?:policy|rule) is\b|(?:new|updated|changed) (?:policy|rule|procedure)\s*:(?![^.!\n]{0,120}\?))",
+        r"\b(?:your new (?:policy|rule) is\b|(?:(?:new|updated|changed) (?:policy|rule|procedure)|(?:policy|rule) (?:update|change))\s*:(?![^.!\n]{0,120}\?))",
         rf"\b(?:policy|rules?) (?:has|have|was|were|is|are) (?:now|changed|new|updated)\b(?![^.!\n]{{0,120}}\?)[^.!\n]{{0,40}}{_PRIVILEGE}",
         r"\b(?:lesson|tip|hint)s?(?: is)? (?:that|for|to) (?:[\w-]+ ){0,2}(?:agents?|assistants?)\b",
         rf"\b(?:(?:our|(?:the |our )?(?:company|team|store|shop|house|firm)(?:['\u2019]s)?) (?:house )?(?:rule|policy|practice)\b(?: (?:since|as of|from|for|in) [^.:,\n]{{1,25}})?(?:(?: is)?:| (?:is|says) (?:to|that (?:you|agents?|assistants?|all|any\w*|each|every\w*|no))\b| that\b)|(?:rule|policy|practice) (?:here|(?:in|of|at) (?:this|the|our) (?:house|company|team|shop|store|firm))(?: is\b|:)|(?:unsere? regel|notre (?:r\u00e8gle|politique)|nuestra (?:regla|pol\u00edtica)|nostra (?:regola|politica))\b)(?![^.!\n]{{0,120}}(?:\?|\b(?:I|me|my)\b))[^.?!\n]{{0,60}}?{_GIFT}",
         rf"\b(?:(?:it (?:has been|was|is)|as) |(?:management|board|team|company|boss|owners?|committee|users?|customers?|every(?:one|body)|we) (?:here |all )?(?:ha(?:s|ve|d) )?)(?:now )?(?:agreed|decided|settled|ordered|wants?|orders?|expects?)\b[^.?!\n]{{0,30}}?\b(?:(?:assistant|agent|bot|chatbot|model|ai)s? (?:\w+ ){{0,3}}?(?:refund|pay|send|give|hand|credit|waive|grant|approve|skip|transfer|issue|forward|share|delete|cancel|accept)s?\b(?! (?:me|my|us|our)\b)|you (?:{_GRANT}|give|pay) (?:all|any|each|every)\b(?! (?:of )?(?:my|our)\b))(?![^.!\n]{{0,120}}\?)",
         rf"\b(?:lesson|takeaway|moral|conclusion)s?\b(?: (?:here|for (?:you|next time|later)|(?:of|from) (?:this|the|today)[\w'\u2019]*(?: [\w-]+)?))*(?: is\b(?: that you| to)?:?|:) (?:please |always )?{_GIFT}",
         r"\bfuture self\b|(?<!\bmy )\blessons? (?:from|of) this (?:conversation|chat|ticket)\b",
-        r"\blessons? learned\s*:(?![^.\n]{0,30}\b(?:I|we|my|our)\b)[^?\n]{0,80}\b(?:always|never)\b",
+        rf"\blessons? learned\s*:(?![^.\n]{{0,30}}\b(?:I|we|my|our)\b)[^?\n]{{0,80}}(?:\b(?:always|never)\b|{_GIFT})",
+        rf"\blessons?\s*: (?:please |always )?(?:recommend|suggest|offer|promote)\b|\b(?:good|smart|helpful|the best) (?:agents?|assistants?|bots?) (?:will |always )?{_GRANT}",
     ),
     "asks for silence": (
         r"\b(?:do not|don't|never) (?:tell|mention|inform|show|reveal)[^.\n]{0,30}\b(?:user|customer|anyone|this)\b",
