@@ -960,6 +960,12 @@ async def widget_page(
         yield opened, answer_until
 
 
+NOTEBOOK = """document.body.insertAdjacentHTML("beforeend", "<div id=nextCell tabindex=-1></div>");
+addEventListener("keypress", (event) => event.key === "Enter" && event.preventDefault());
+addEventListener("focusout", ({ relatedTarget }) => relatedTarget ?? nextCell.focus());"""
+"""As JupyterLab does: Enter submits no form, and where an element with the focus is taken away, a cell of the notebook has it."""
+
+
 async def test_the_widget_shows_a_run_and_asks_its_kernel(tmp_path: Path) -> None:
     shown = studio_view(play_run(tmp_path / "mine", episodes=1))
     async with widget_page(shown, tmp_path / "profile") as (opened, answer_until):
@@ -976,22 +982,31 @@ async def test_keys_stay_in_the_widget_and_it_follows_python(tmp_path: Path) -> 
     shown = studio_view(walk)
     async with widget_page(shown, tmp_path / "profile") as (opened, answer_until):
         await answer_until(f"{LIT} === 'begin'")
-        await opened.run("document.querySelector('.toolbar button.main').click()")
+        await opened.run(NOTEBOOK)
+        await opened.run("document.querySelector('.toolbar button.main').focus(); document.activeElement.click()")
         await answer_until(f"{LIT} === 'recall'")
         assert walk.next == ("recall",)
-        await answer_until("document.activeElement === document.querySelector('section.run')")
+        inside = "document.activeElement === document.querySelector('section.run')"
+        await answer_until(inside)
         walk.step()
         await answer_until(f"{LIT} === 'propose'")
-        await opened.run(
-            "document.activeElement.dispatchEvent(new KeyboardEvent('keydown', { key: 'f', bubbles: true, composed: true }))"
-        )
+        await press(opened, "f")
         await answer_until("document.querySelectorAll('.forks li').length === 2")
         await opened.run("document.querySelector('.pen').focus(); document.activeElement.click()")
         await answer_until("document.activeElement.closest('form.ask') !== null")
         # JupyterLab asks the element with the focus for this mark, and its parents too late.
         assert await opened.run("document.querySelector('section.run').hasAttribute('data-lm-suppress-shortcuts')")
-        key = "new KeyboardEvent('keydown', { key: '?', bubbles: true, composed: true })"
-        await opened.run(f"document.querySelector('section.run').dispatchEvent({key})")
+        await press(opened, "Escape")
+        await answer_until(f"document.querySelector('form.ask') === null && {inside}")
+        for n, value in enumerate((7, 78), start=1):  # Enter writes, and the next key is the walk's again
+            await opened.run("document.querySelector('[aria-label=\"edit score\"]').click()")
+            await answer_until("document.activeElement.type === 'number'")
+            await opened.ask("Input.insertText", text=str(value)[-1])  # behind what stands there
+            await press(opened, "Enter")
+            await answer_until(f"{ROWS}.filter((one) => one === 'edit').length === {n}")
+            await answer_until(inside)
+            assert shown.walks["what-if 1"].state["score"] == value
+        await press(opened, "?")
         await answer_until("document.querySelector('dialog[open]')?.textContent.includes('step over')")
         assert shown.walks["what-if 1"].step().next == ("augment",)
         assert walk.next == ("propose",)

@@ -73,7 +73,7 @@ export function Form({ form, title, button = "Write", submit, close = null, abou
   }, []);
   const press = (event) => {
     if (event.key === "Escape" && close) close();
-    const isLine = event.target.rows === 1 && !event.shiftKey && !event.isComposing;
+    const isLine = (event.target.rows === 1 || event.target.tagName === "INPUT") && !event.shiftKey && !event.isComposing;  // JupyterLab lets no field submit by itself
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey || isLine)) { event.preventDefault(); box.current.requestSubmit(); }
   };
   return html`<form class=${form.title ? "ask settings" : "ask"} ref=${box} onSubmit=${(event) => { event.preventDefault(); submit(value); }} onKeyDown=${press}>

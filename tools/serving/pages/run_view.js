@@ -214,9 +214,6 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
       } catch { /* told already */ }
     }
     setBusy(false);
-    // A button that is disabled meanwhile loses the focus, and with it its keys would go to the notebook, where `d d` deletes the cell.
-    // But where the user is in another cell by now, the focus stays there.
-    if (shortcuts === "inside" && (document.activeElement === document.body || root.current?.contains(root.current.getRootNode().activeElement))) root.current?.focus({ preventScroll: true });
     return isDone;
   }, [view]);
 
@@ -229,10 +226,7 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
   }, [busy]);
 
   const tell = (args) => ask("act", { view, branch, expected: "", ...args }).then((found) => setOverview(found)).catch(report);
-  const begin = (channel, index) => {
-    if (shortcuts === "inside") root.current?.focus({ preventScroll: true });  // the pencil goes where the form comes, and its focus went to the notebook's cell
-    return ask("form", { branch, channel, index }).then((form) => setAsking({ channel, index, form }), report);
-  };
+  const begin = (channel, index) => ask("form", { branch, channel, index }).then((form) => setAsking({ channel, index, form }), report);
   const write = (value) => JSON.stringify(value) === JSON.stringify(asking.form.value) ? setAsking(null) : act("edit", { channel: asking.channel, index: asking.index, value });
   const editor = (channel, index) => ({
     form: () => asking?.channel === channel && asking.index === index && html`<${Form} title=${index === undefined ? channel : `${channel}, ${index}`} form=${asking.form} submit=${write} close=${() => setAsking(null)}/>`,
@@ -294,7 +288,7 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
     <div class="head"><h2>${overview.title}</h2><span class="soft">${busy && live ? "running" : shown?.state ?? overview.state}${live ? "" : `, ${overview.steps.toLocaleString("en")} steps in ${overview.episodes.toLocaleString("en")} episodes`}</span>
       ${!live && overview.state !== "finished" && html`<label><input type="checkbox" checked=${follow} onChange=${(event) => setFollow(event.currentTarget.checked)}/> follow</label>`}
       ${shortcuts === "inside" && html`<button type="button" class="plain" onClick=${() => setHelp(true)}>Keys <kbd>?</kbd></button>`}</div>
-    ${help && html`<${Help} inside=${true} close=${() => { setHelp(false); root.current?.focus({ preventScroll: true }); }}/>`}
+    ${help && html`<${Help} inside=${true} close=${() => setHelp(false)}/>`}
     ${problem && html`<div role="alert" class="note bad"><p>${problem.text}</p>${problem.trace && html`<details><summary>where</summary><pre>${problem.trace}</pre></details>`}
       ${problem.thread && html`<button type="button" class="main" onClick=${() => act("open", { thread: problem.thread })}>Open it</button>`}<button type="button" class="plain" onClick=${() => setProblem(null)}>close</button></div>`}
     ${held?.what && html`<div role="alert" class="note warn"><p>Drop forgets ${held.what}, with its moments and what it has written; nothing brings them back.</p>
