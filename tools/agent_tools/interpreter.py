@@ -304,6 +304,7 @@ class Interpreter:
         while not self._turn.acquire(blocking=False):
             await asyncio.sleep(0.005)
         cell = Future[Cell]()
+        cell.set_running_or_notify_cancel()  # from here on the thread ends it, also if nobody waits any more
 
         def run() -> None:
             try:
@@ -314,7 +315,7 @@ class Interpreter:
         thread = threading.Thread(target=run, name="python cell", daemon=True)
         thread.start()
         try:
-            return await asyncio.shield(asyncio.wrap_future(cell))
+            return await asyncio.wrap_future(cell)
         except asyncio.CancelledError:
             while thread.is_alive():
                 if live := self._live:

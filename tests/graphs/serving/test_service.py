@@ -479,9 +479,7 @@ async def test_train_takes_steps_now(tmp_path: Path) -> None:
         await let_others_run()
         assert not service.learner.seen
         job = await service.train("acme", "default", 2)
-        await until(
-            lambda: service._jobs_done(job["job"]) if hasattr(service, "_jobs_done") else len(service.learner.seen) == 2
-        )
+        await until(lambda: len(service.learner.seen) == 2)
         await until(lambda: idle(service))
         told = await service.job("acme", job["job"])
         assert told is not None

@@ -32,8 +32,7 @@ NOT_OURS = {
 @pytest.fixture(scope="session")
 def sources(pytestconfig: pytest.Config) -> dict[str, Path]:
     """Package to unpacked source, fetched once a version into pytest's cache."""
-    cache = pytestconfig.cache
-    folder = Path(cache.mkdir("langgraph-sources")) if cache else Path(".pytest_cache/d/langgraph-sources")
+    folder = Path(pytestconfig.cache.mkdir("langgraph-sources"))  # type: ignore[union-attr]
     wanted = {name: f"{name}=={version(name)}" for name in ("langgraph-checkpoint", "langgraph-checkpoint-sqlite")}
     found = {name: folder / f"{name.replace('-', '_')}-{version(name)}" for name in wanted}
     missing = [wanted[name] for name in wanted if not found[name].is_dir()]

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -35,9 +35,7 @@ def host() -> dict[str, Any]:
     """What of this process and machine a session must leave as it was."""
     return {
         "cwd": os.getcwd(),
-        "limits": {n: resource.getrlimit(n) for n in range(resource.RLIM_NLIMITS)}
-        if hasattr(resource, "RLIM_NLIMITS")
-        else {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")},
+        "limits": {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")},
         "handlers": {
             n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE, signal.SIGALRM)
         },
@@ -183,7 +181,7 @@ def test_numpy_and_sympy_can_be_imported(session: Interpreter) -> None:
 def test_threads_and_event_loops_work(session: Interpreter) -> None:
     code = """
 import asyncio, threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 async def f():
     await asyncio.sleep(0)
@@ -824,6 +822,21 @@ async def test_closing_in_the_loop_of_a_running_cell_does_not_wait_for_it() -> N
     await until(lambda: has_begun(session))
     session.close()
     assert (await running).status == "died"
+
+
+async def test_what_a_cancelled_cell_fails_with_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells, reported = [Future[Cell]()], list[Any]()
+    monkeypatch.setattr(Interpreter, "_run_whole", lambda *given: cells[0].result(PATIENCE))
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
+    running = asyncio.create_task(Interpreter().arun("1"))
+    await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.sleep(0)
+    cells.pop().set_exception(InterpreterError("killed before its session had begun"))
+    await asyncio.wait([running])
+    del running
+    gc.collect()
+    assert reported == []
 
 
 @pytest.mark.slow

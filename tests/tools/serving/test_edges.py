@@ -65,9 +65,8 @@ def test_half_requests_keep_nobody_out(half: bytes) -> None:
         answers = [httpx.get(f"{url}/healthz", timeout=PATIENCE).status_code for _ in range(5)]
         assert answers == [200] * 5
         assert read_all(lines[0]) == b""  # the oldest was closed
-        lines[-1].sendall(
-            b"\r\n" if half == HALF_HEADERS else b"x" * 96
-        )  # one that is late is served, as long as there is room
+        # One that is late is served, as long as there is room.
+        lines[-1].sendall(b"\r\n" if half == HALF_HEADERS else b"x" * 96)
         assert status_of_answer(lines[-1]) == (200 if half == HALF_HEADERS else 400)
         for line in lines:
             line.close()
