@@ -1006,9 +1006,30 @@ async def test_keys_stay_in_the_widget_and_it_follows_python(tmp_path: Path) -> 
             await answer_until(f"{ROWS}.filter((one) => one === 'edit').length === {n}")
             await answer_until(inside)
             assert shown.walks["what-if 1"].state["score"] == value
+        await opened.run("document.querySelector('[aria-label=\"edit score\"]').click()")
+        await answer_until("document.activeElement.type === 'number'")
+        await opened.ask("Input.insertText", text="9")  # is not lost without a word by what moves the walk, or leaves the field
+        for leave in (
+            tool("Step"),
+            "document.querySelector('[aria-label=\"edit step\"]')",
+            "document.querySelector('.forks button')",
+        ):
+            await opened.run(f"{leave}.click()")
+            await answer_until(f"{ALERT}.includes('typed for score')")
+            await opened.run("document.querySelector('[role=alert] button.plain').click()")
+            await answer_until(f"{ALERT} === ''")
+        assert shown.walks["what-if 1"].next == ("propose",)
+        await opened.run("document.querySelector('[aria-label=moments] .row').click()")
+        await answer_until("document.querySelector('form.ask') === null")
+        await opened.run("document.querySelector('[aria-label=moments] .row:last-child').click()")
+        await answer_until("document.querySelector('form.ask input')?.value === '789'")
+        await opened.run(f"{tool('Step')}.click()")
+        await answer_until(f"{ALERT}.includes('typed for score')")
+        await opened.run("document.querySelector('[role=alert] button.main').click()")
+        await answer_until(f"{LIT} === 'augment' && document.querySelector('form.ask') === null")
         await press(opened, "?")
         await answer_until("document.querySelector('dialog[open]')?.textContent.includes('step over')")
-        assert shown.walks["what-if 1"].step().next == ("augment",)
+        assert shown.walks["what-if 1"].step().next == ("advise",)
         assert walk.next == ("propose",)
 
 
@@ -1070,6 +1091,13 @@ async def test_the_view_says_that_another_studio_has_forgotten_the_runs_before(t
     shown = show()
     async with widget_page(shown, tmp_path / "profile") as (opened, answer_until):
         await answer_until(f"{LIT} === 'plan'")
-        assert await opened.run(f"{ALERT}") == ""
+        await opened.run("document.querySelector('section.run').focus()")
+        await press(opened, "f")
+        await answer_until("document.querySelectorAll('.forks li').length === 2")
+        await press(opened, "s")
+        await answer_until("document.querySelector('.end.lit') !== null")
+        await press(opened, "d")
+        await answer_until(f"{ALERT}.startsWith('Drop forgets what-if 1')")
         shown.studio = show().studio
         await answer_until(f"{ALERT}.startsWith('The studio was started anew: the runs and what was said before are gone.')")
+        await answer_until("document.querySelectorAll('[role=alert]').length === 1")  # and so is what was asked about them

@@ -64,19 +64,20 @@ function Field({ id, name, schema, root, value, set, needed = "" }) {
 
 let forms = 0;
 
-/** `submit(value)`, by the button, Enter in a field of one line, or Ctrl+Enter; Escape and Cancel call `close`. */
+/** `submit(value)`, by the button, Enter in a field of one line, or Ctrl+Enter; Escape and Cancel call `close`. What is typed stays in `form.typed`: until then it has none. */
 export function Form({ form, title, button = "Write", submit, close = null, about = null, takesFocus = true }) {
-  const [value, setValue] = useState(form.value), [id] = useState(() => `form${(forms += 1)}`), box = useRef(null);
+  const [value, setValue] = useState("typed" in form ? form.typed : form.value), [id] = useState(() => `form${(forms += 1)}`), box = useRef(null);
   useEffect(() => {  // but not while another form has the focus; nor in a notebook, where the next key is meant for a cell, unless the user works in the view
     const active = box.current.getRootNode().activeElement, cell = box.current.closest("section.run[tabindex]");
     if (takesFocus && !active?.closest("form.ask") && (!cell || cell.contains(active))) box.current.querySelector("textarea, input, select")?.focus({ preventScroll: true });
   }, []);
+  const type = (typed) => { form.typed = typed; setValue(typed); };
   const press = (event) => {
     if (event.key === "Escape" && close) close();
     const isLine = (event.target.rows === 1 || event.target.tagName === "INPUT") && !event.shiftKey && !event.isComposing;  // JupyterLab lets no field submit by itself
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey || isLine)) { event.preventDefault(); box.current.requestSubmit(); }
   };
-  return html`<form class=${form.title ? "ask settings" : "ask"} ref=${box} onSubmit=${(event) => { event.preventDefault(); submit(value); }} onKeyDown=${press}>
-    ${title && html`<p><b>${title}</b></p>`}${about}<${Field} id=${id} schema=${form.schema} root=${form.schema} value=${value} set=${setValue} needed=${form.needed}/>
+  return html`<form class=${form.title ? "ask settings" : "ask"} ref=${box} onSubmit=${(event) => { event.preventDefault(); submit(value); }} onKeyDown=${press} onInput=${() => "typed" in form || type(value)}>
+    ${title && html`<p><b>${title}</b></p>`}${about}<${Field} id=${id} schema=${form.schema} root=${form.schema} value=${value} set=${type} needed=${form.needed}/>
     <div class="toolbar"><button class="main">${button}</button>${close && html`<button type="button" onClick=${close}>Cancel</button>`}<span class="soft">Enter, or Ctrl+Enter in a longer field; Shift+Enter breaks the line</span></div></form>`;
 }

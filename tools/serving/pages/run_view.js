@@ -91,7 +91,7 @@ const WORDS = { schema: { type: "string", description: "JSON, or words" }, value
 /** A form a question, so that one is answered while the others stay as they are (their ids change with an answer that is changed); an answer may be changed as long as others are open. */
 function Questions({ questions, answered, act }) {
   const [changing, setChanging] = useState(null), told = (one) => `${one.node} asks: ${one.text}`;
-  const form = (one, given) => (given === undefined ? one.form ?? WORDS : { ...(one.form ?? WORDS), value: one.form || typeof given === "string" ? given : JSON.stringify(given) });
+  const form = (one, given) => (given === undefined ? one.form ?? { ...WORDS } : { ...(one.form ?? WORDS), value: one.form || typeof given === "string" ? given : JSON.stringify(given) });
   const ask = (one, button, close) => html`<div class="card" key=${`${one.place} ${one.text}`}><${Form} title=${told(one)} form=${form(one, one.answer)} button=${button} close=${close}
     about=${one.parts.map((part) => html`<${Value} value=${part} open=${true}/>`)} submit=${(value) => { setChanging(null); act("resume", { answers: { [one.id]: value } }); }}/></div>`;
   return html`${answered.map((one) => (changing === one.id ? ask(one, "Change the answer", () => setChanging(null))
@@ -141,7 +141,7 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
   const shown = overview?.branches.find((one) => one.id === branch), count = shown?.count ?? 0, place = shown?.place ?? "";
   const live = overview?.kind === "live", busy = mine || overview?.state === "running";  // by this tab, or another
   const can = shown?.can ?? overview?.can ?? [];  // of the walk that is shown: another may be the last that moved
-  seen.current = { overview, branch, at, count, place, can, follow, busy, mine };
+  seen.current = { overview, branch, at, count, place, can, follow, busy, mine, asking };
 
   /** Show an overview: `jump` goes to the walk that has moved last, "end" to the end of this one. */
   function take(found, jump = "") {
@@ -188,16 +188,31 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
   const compare = (other) => ask("compare", { branch, other }).then((found) => setCompared({ ...found, of: branch, other }), (error) => { setCompared(null); missed(error); });
   useEffect(() => { if (compared?.of === branch && !busy) compare(compared.other); }, [overview?.version, busy]);  // where they stand once the run rests
 
+  useEffect(() => { setHeld(null); }, [branch, overview?.session]);  // it was asked about another walk
+
+  const close = () => { setAsking(null); setHeld(null); };
+  /** True where a value was typed and is not written, which `go` would lose: the page asks first. */
+  const wouldLose = (go) => {
+    const { form, channel } = seen.current.asking ?? {};
+    if (!form || !("typed" in form)) return false;
+    setHeld({ text: `What is typed for ${channel ?? "the new run"} is not written yet.`, button: "Discard it", go: () => { delete form.typed; setHeld(null); go(); } });
+    return true;
+  };
+
   /** True if it was done; also of a turn that has begun, and was stopped or failed. */
   const act = useCallback(async (name, more = {}, asSaved = false) => {
     const now = seen.current;
     let isDone = true;
     if (now.busy) return false;
     setHeld(null);
+    if (name !== "edit" && more.input === undefined && wouldLose(() => act(name, more, asSaved))) return false;
     if (name === "begin" && now.overview.form && more.input === undefined) { setAsking({ form: { ...now.overview.form, value: last.current ?? now.overview.form.value } }); return false; }
     if ((name === "begin" || (name === "say" && !now.branch)) && unsaved?.current && !asSaved) { setHeld({ go: () => act(name, more, true) }); return false; }
     const one = now.overview?.branches.find(({ id }) => id === now.branch);
-    if (name === "drop" && !asSaved && one.count > one.fork_at + 1) { setHeld({ what: one.name, go: () => act(name, more, true) }); return false; }
+    if (name === "drop" && !asSaved && one.count > one.fork_at + 1) {
+      setHeld({ text: `Drop forgets ${one.name}, with its moments and what it has written; nothing brings them back.`, button: "Drop it", go: () => act(name, more, true) });
+      return false;
+    }
     setBusy(true);
     setProblem(null);
     try {
@@ -226,10 +241,10 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
   }, [busy]);
 
   const tell = (args) => ask("act", { view, branch, expected: "", ...args }).then((found) => setOverview(found)).catch(report);
-  const begin = (channel, index) => ask("form", { branch, channel, index }).then((form) => setAsking({ channel, index, form }), report);
-  const write = (value) => JSON.stringify(value) === JSON.stringify(asking.form.value) ? setAsking(null) : act("edit", { channel: asking.channel, index: asking.index, value });
+  const begin = (channel, index) => wouldLose(() => begin(channel, index)) || ask("form", { branch, channel, index }).then((form) => setAsking({ channel, index, form }), report);
+  const write = (value) => JSON.stringify(value) === JSON.stringify(asking.form.value) ? close() : act("edit", { channel: asking.channel, index: asking.index, value });
   const editor = (channel, index) => ({
-    form: () => asking?.channel === channel && asking.index === index && html`<${Form} title=${index === undefined ? channel : `${channel}, ${index}`} form=${asking.form} submit=${write} close=${() => setAsking(null)}/>`,
+    form: () => asking?.channel === channel && asking.index === index && html`<${Form} title=${index === undefined ? channel : `${channel}, ${index}`} form=${asking.form} submit=${write} close=${close}/>`,
     begin: () => begin(channel, index),
     at: (i) => editor(channel, i),
   });
@@ -273,7 +288,8 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
   if (!overview) return html`<div ref=${root}>${problem ? html`<p role="alert" class="note bad">${problem.text}</p>` : html`<p class="loading">Loading …</p>`}</div>`;
   const graph = overview.graphs[shown?.graph ?? ""], nodes = graph?.nodes.map((node) => node.name).filter((name) => name !== "START" && name !== "END") ?? [];
   const others = live ? overview.branches.filter((one) => one.id !== branch && one.inside.length === shown?.inside.length) : [];
-  const choose = (id) => { setAsking(null); setBranch(id); setAt((overview.branches.find((one) => one.id === id)?.count ?? 0) - 1); };
+  const choose = (id) => { if (wouldLose(() => choose(id))) return; setAsking(null); setBranch(id); setAt((overview.branches.find((one) => one.id === id)?.count ?? 0) - 1); };
+  const change = () => wouldLose(change) || setAsking({ form: { ...overview.settings } });
   const isChat = Boolean(overview.form?.schema.properties?.messages), isNew = live && !overview.branches.length;
   const isAsked = live && shown?.questions.length > 0, asksInput = asking ? !asking.channel && !asking.form.title : isNew && !isChat && overview.form;
   const questions = isAsked && html`<div hidden=${busy}><${Questions} key=${branch} questions=${shown.questions} answered=${shown.answered} act=${act}/></div>`;
@@ -291,21 +307,21 @@ export function RunView({ ask, view, shortcuts = true, wait = WAIT, walkOn = nul
     ${help && html`<${Help} inside=${true} close=${() => setHelp(false)}/>`}
     ${problem && html`<div role="alert" class="note bad"><p>${problem.text}</p>${problem.trace && html`<details><summary>where</summary><pre>${problem.trace}</pre></details>`}
       ${problem.thread && html`<button type="button" class="main" onClick=${() => act("open", { thread: problem.thread })}>Open it</button>`}<button type="button" class="plain" onClick=${() => setProblem(null)}>close</button></div>`}
-    ${held?.what && html`<div role="alert" class="note warn"><p>Drop forgets ${held.what}, with its moments and what it has written; nothing brings them back.</p>
-      <button type="button" class="main" onClick=${held.go}>Drop it</button><button type="button" class="plain" onClick=${() => setHeld(null)}>Cancel</button></div>`}
-    ${held && !held.what && html`<div role="alert" class="note warn"><p>The drawing has changes that are not saved. A run walks what is saved.</p>
+    ${held?.text && html`<div role="alert" class="note warn"><p>${held.text}</p>
+      <button type="button" class="main" onClick=${held.go}>${held.button}</button><button type="button" class="plain" onClick=${() => setHeld(null)}>Cancel</button></div>`}
+    ${held && !held.text && html`<div role="alert" class="note warn"><p>The drawing has changes that are not saved. A run walks what is saved.</p>
       <button type="button" class="main" onClick=${() => unsaved.save().then((failed) => (failed ? report(new Error(failed)) : held.go()))}>Save and run it</button><button type="button" onClick=${held.go}>Run without the changes</button>
       <button type="button" class="plain" onClick=${() => setHeld(null)}>Cancel</button></div>`}
     ${live && html`<${Toolbar} ask=${ask} names=${can} breaks=${overview.breaks} act=${act} stop=${() => { setStopping(true); tell({ do: "stop" }); }} stopping=${stopping} mark=${(more) => tell({ do: "break", ...more })} busy=${busy} nodes=${nodes}
-      change=${overview.settings && (() => setAsking({ form: overview.settings }))}/>`}
+      change=${overview.settings && change}/>`}
     <p class="soft guide">${!live ? `A run that was played. Choose a step to see what was known, decided and remembered${walkOn ? "; Walk on from here opens a live walk" : ""}.`
       : !busy ? guide(shown, isChat, Boolean(overview.form)) : `${running.map((one) => `${one.node}, ${one.seconds.toFixed(1)} s`).join("; ") || "Running …"}${stopping ? ": the walk stops when that has ended" : ""}`}</p>
     ${shown?.inside?.length > 0 && html`<p class="soft">inside ${shown.inside.join(" › ")}</p>`}
     <p class="sr" role="status">${busy ? "running" : moment?.title ?? ""}</p>
     ${[...overview.problems, ...(moment?.problems ?? []), ...(redrawn ? ["The drawing has changed: New run takes it."] : [])].map((text) => html`<p class="note warn">${text}</p>`)}
-    ${asking && !asking.channel && asking.form.title && html`<div class="card"><${Form} title=${asking.form.title} form=${asking.form} button="Begin a run with these" submit=${(input) => act("begin", { input })} close=${() => setAsking(null)}/></div>`}
+    ${asking && !asking.channel && asking.form.title && html`<div class="card"><${Form} title=${asking.form.title} form=${asking.form} button="Begin a run with these" submit=${(input) => act("begin", { input })} close=${close}/></div>`}
     <div class=${isAsked || isChat || asksInput ? "stage" : null}><div>
-      ${asksInput && html`<div class="card"><${Form} title="Input of the run" form=${asking?.form ?? overview.form} button="Begin" submit=${(input) => { last.current = input; act("begin", { input }); }} close=${asking && (() => setAsking(null))}/></div>`}
+      ${asksInput && html`<div class="card"><${Form} title="Input of the run" form=${asking?.form ?? overview.form} button="Begin" submit=${(input) => { last.current = input; act("begin", { input }); }} close=${asking && close}/></div>`}
       ${isChat ? html`<div hidden=${Boolean(asksInput)}><${Chat} state=${moment?.state} live=${running} act=${act} can=${can.includes("say")} busy=${busy}/></div>` : questions}</div><div>
       ${graph && html`<div class="card"><${GraphPicture} graph=${graph} lit=${moment?.lit ?? []} passes=${moment?.passes ?? null} breaks=${overview.breaks ?? []}
         pick=${live && can.includes("until") ? (node) => act("until", { node }) : null}/><${Legend} graph=${graph}/></div>`}
