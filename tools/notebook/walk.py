@@ -200,7 +200,7 @@ class Walk:
 
         Args:
             stops: names of nodes of the graph in which the walk stands, to pause before; or tests of the state, such as
-                `lambda state: state["step"] == 3`, to pause once true. A channel that has no value yet makes a test false.
+                `lambda state: state["step"] == 3`, to pause wherever it is true. A channel that has no value yet makes a test false.
 
         Raises:
             StepperError: there is no such node or channel, or the walk cannot go on (see `step`).
