@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_752, "tests": 74_902}
+LINES: Mapping[str, int] = {"source": 87_762, "tests": 74_918}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,
@@ -25,7 +25,7 @@ ROOMS: Mapping[str, int] = {
     "graphs/presets": 108,
     "graphs/serving": 2_479,
     "graphs/studio": 2_224,
-    "graphs/wiring": 5_074,
+    "graphs/wiring": 5_083,
     "memory": 1_510,
     "memory/attempts": 653,
     "memory/claas": 2_815,
@@ -42,7 +42,7 @@ ROOMS: Mapping[str, int] = {
     "nodes/retrieve": 2_193,
     "nodes/synthesize": 1_329,
     "nodes/update": 2_078,
-    "tools/agent_tools": 1_396,
+    "tools/agent_tools": 1_397,
     "tools/environments": 8_923,
     "tools/local": 3_623,
     "tools/models": 931,

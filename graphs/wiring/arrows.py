@@ -60,8 +60,8 @@ class Branching:
                 fault=f"the router of '{source}' is {router!r:.40}, and a router is a function from the state to a label",
             )
         returns = _return_type(router)
-        if get_origin(returns) is Literal:
-            return cls(router, {shown_label(outcome): outcome for outcome in get_args(returns)})
+        if outcomes := _outcomes(returns):
+            return cls(router, {shown_label(outcome): outcome for outcome in outcomes})
         labels = [edge.label for edge in edges if edge.source == source and edge.label]
         hint = ", such as -> Literal[True, False]" if returns is bool else f", such as -> Literal{labels or ['again', 'over']}"
         if returns_sends(router):
@@ -126,6 +126,8 @@ def arrow_label(edge: Edge) -> str:
 
 
 def _return_type(function: Any) -> Any:
+    while inner := getattr(function, "func", None) or getattr(function, "afunc", None):  # of a partial, or a Runnable
+        function = inner
     annotated = (
         function if hasattr(function, "__annotations__") and "return" in function.__annotations__ else type(function).__call__
     )
@@ -135,9 +137,15 @@ def _return_type(function: Any) -> Any:
         return None
 
 
+def _outcomes(returns: Any) -> tuple[Hashable, ...]:
+    """The values of a `Literal`, or of a union of such; none where a type is anything else."""
+    parts = get_args(returns) if get_origin(returns) in (Union, UnionType) else (returns,)
+    return tuple(value for part in parts for value in get_args(part)) if {Literal} == {*map(get_origin, parts)} else ()
+
+
 def returns_literal(function: Any) -> bool:
     """True if a function says all that it may return."""
-    return get_origin(_return_type(function)) is Literal
+    return bool(_outcomes(_return_type(function)))
 
 
 def returns_sends(function: Any) -> bool:

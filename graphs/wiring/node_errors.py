@@ -105,7 +105,8 @@ def explain_key(reader: str, state: Callable[[], Any], builder: Any, node: str |
             whose = f"its type {type_name(type)}" if own or reader == f"'{node}'" else f"the type {type_name(type)} of '{node}'"
             said = f"which {whose} does not have, and so is not given: add `{key}` to {type_name(type)}"
         elif silent:
-            said = f"which nothing has written: it is in the return type of {' and '.join(silent)}, but was not returned; return it there, or give it in the input"
+            whose = f"the return type of {' and '.join(silent)}, which did not run before, or did not return it"
+            said = f"which nothing has written: it is in {whose}; return it there, let that run before, or give it in the input"
         elif key in builder.channels:
             said = "which nothing has written: give it in the input, or draw a node before that writes it"
         elif hint := did_you_mean(key, builder.channels):

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from operator import add
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -42,6 +43,10 @@ def publish(state: Writing) -> dict[str, Any]:
 
 def verdict(state: Writing) -> Literal["good", "bad"]:
     return "good" if state["tries"] >= 2 else "bad"
+
+
+def verdict_of(state: Writing, judge: Any) -> Literal["good"] | Literal["bad"]:
+    return judge(state)  # type: ignore[no-any-return]
 
 
 def are_good(state: Writing) -> list[Literal["good", "bad"]]:
@@ -162,6 +167,7 @@ DRAWINGS: dict[str, Drawing] = {
     "a code fence": Drawing("```mermaid" + GOOD + "```", TWICE),
     "letters of other alphabets": Drawing(GOOD.replace("web", "wéb"), TWICE, without("web", wéb=web)),
     "a node called end": Drawing(GOOD.replace("publish", "end"), TWICE, without("publish", end=publish)),
+    "a router with an argument given": Drawing(GOOD, TWICE, routers={"grade": partial(verdict_of, judge=verdict)}),
     "a router that returns a bool": Drawing(
         GOOD, "not <class 'bool'>, such as -> Literal[True, False]", routers={"grade": is_good}
     ),

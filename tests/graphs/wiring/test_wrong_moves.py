@@ -397,7 +397,7 @@ def test_who_reads_what_a_node_should_have_returned_is_told_of_that_node(reader:
     nodes, routers = {"lie": say_nothing, "answer": answer}, {"lie": route}
     if "router" not in reader:
         flow, routers = flow.replace("|a|", ""), {}
-    says = f"{reader} reads `draft`, which nothing has written: it is in the return type of 'lie', but was not returned"
+    says = f"{reader} reads `draft`, which nothing has written: it is in the return type of 'lie', which did not run before, or did not return it"
     with pytest.raises(InputError, match=says):
         wire(builder(), flow, nodes, routers).compile().invoke({"question": "?"})
 
