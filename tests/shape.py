@@ -14,17 +14,17 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_762, "tests": 74_918}
+LINES: Mapping[str, int] = {"source": 87_765, "tests": 74_934}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,
     "graphs/agents": 8_547,
     "graphs/baselines": 1_669,
     "graphs/cli": 2_988,
-    "graphs/experiments": 7_618,
+    "graphs/experiments": 7_620,
     "graphs/presets": 108,
     "graphs/serving": 2_479,
-    "graphs/studio": 2_224,
+    "graphs/studio": 2_225,
     "graphs/wiring": 5_083,
     "memory": 1_510,
     "memory/attempts": 653,

@@ -19,7 +19,7 @@ from ...memory.storage.open_store import open_store
 from ...memory.storage.record_store import RecordStore
 from ...nodes.act.choose import softmax
 from ..jitrl import VARIANT_NODES, JitRL
-from ..methods import find_method, split_name
+from ..methods import Method, find_method, split_name
 from .decisions import Explanation, explain_decision
 from .folder import run_memory
 from .recorded import RecordedFolder, RecordedRun, rows_file
@@ -216,16 +216,16 @@ def _changed(actions: Sequence[str]) -> str:
 
 
 def _explain_journal(found: _Step) -> Explanation:
-    has_memory = find_method(found.run.method).has_memory
+    method = find_method(found.run.method)
     try:
-        remembered: list[Trajectory] | str = found.remembered() if has_memory else []
+        remembered: list[Trajectory] | str = found.remembered() if method.has_memory else []
     except UserError as error:
         remembered = f"The memory cannot be read now ({error}), so the recalled steps stand without their states."
-    return explain_row(found.run.path.name, found.row, remembered, has_memory, found.settings.get("temperature") or 1.0)
+    return explain_row(found.run.path.name, found.row, remembered, method, found.settings.get("temperature") or 1.0)
 
 
 def explain_row(
-    name: str, row: Mapping[str, Any], remembered: Sequence[Trajectory] | str, remembers: bool, temperature: float = 1.0
+    name: str, row: Mapping[str, Any], remembered: Sequence[Trajectory] | str, method: Method, temperature: float = 1.0
 ) -> Explanation:
     """Say what is on record of a step.
 
@@ -233,15 +233,17 @@ def explain_row(
         name: name of the run.
         row: the journal's row of the step.
         remembered: what the memory held then, oldest first; or the reason for which it cannot be read.
-        remembers: whether the method has a memory.
+        method: the method that took it.
         temperature: the temperature of the action's draw.
     """
     reward = "its reward is not known" if row["reward"] is None else f"its reward was {row['reward']:g}"
     place = f"Episode {row['episode']}, step {row['step']} of {name} (task {row['task']})"
     sentences = [f"{place}: in the state {_short(row['state'])!r} the agent took {row['action']!r}; {reward}."]
     precedents = row.get("precedents")
-    if not remembers:
+    if not method.has_memory:
         sentences.append("The method remembers nothing, so it would have done the same without a memory.")
+    elif not method.needs_model:
+        sentences.append("The method asks no model: what its memory told it is in the candidates' numbers.")
     elif precedents is None:
         sentences.append(
             "The journal does not record what of its memory stood in this step's prompt, so what the memory changed cannot be told "

@@ -43,12 +43,9 @@ class FolderView:
         """What could not be read, in sentences."""
         self._runs: dict[str, RunView] = {}
         self._lock = Lock()  # two views of one run would each read its new rows, and take them for twice as many
-        self._methods: Mapping[str, Mapping[str, Any]] = {}
-        self._model = "–"
+        self._asked: Mapping[str, Any] = {"methods": {}}
         try:
-            asked = self.folder.settings
-            self._model = str(asked.get("model")) if asked.get("prior", "model") == "model" else str(asked["prior"])
-            self._methods = self.folder.settings["methods"]
+            self._asked = self.folder.settings
         except UserError as error:
             self.problems.append(f"{error}. The steps are shown without the graph.")
 
@@ -56,13 +53,12 @@ class FolderView:
         """A run of the folder, or a `UserError` that says which there are."""
         with self._lock:
             if name not in self._runs:
-                run = self.folder.run(name)
-                self._runs[name] = RunView(run, self._methods.get(run.method, {}))
+                self._runs[name] = RunView(self.folder.run(name), self._asked)
             return self._runs[name]
 
     def list_runs(self) -> dict[str, Any]:
         """The runs with their lengths, and what could not be read."""
-        found = [self.run(name).overview() | {"model": self._model} for name in self.folder.names()]
+        found = (self.run(name).overview() for name in self.folder.names())
         rows = [{key: one[key] for key in one.keys() - {"graphs", "branches"}} for one in found]
         path = self.folder.path
         waiting = [] if rows else [f"{path} has no steps yet. They appear here when the run has begun."]
@@ -72,19 +68,23 @@ class FolderView:
 class RunView:
     """One method's run on one seed as JSON values for the page. Safe for threads."""
 
-    def __init__(self, run: RecordedRun, settings: Mapping[str, Any]) -> None:
+    def __init__(self, run: RecordedRun, asked: Mapping[str, Any]) -> None:
         self._run, self.name = run, run.path.name
         self.title = f"{run.method}, seed {run.seed}" if run.seed is not None else self.name
-        self._lock = RLock()
+        self._lock, self._model = RLock(), "–"
         self._problems: list[str] = []
         self.picture: Picture | None = None
         """The still picture of its graph; None if it cannot be drawn here."""
-        self._graph = self._draw(settings)
+        self._graph = self._draw(asked)
 
-    def _draw(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    def _draw(self, asked: Mapping[str, Any]) -> dict[str, Any] | None:
         method = self._run.method
+        settings, prior = asked["methods"].get(method, {}), asked.get("prior", "model")
         try:
-            usual = find_method(method).settings()
+            used = find_method(method)
+            if used.needs_model:  # a table of values asks none, whatever the others in its folder ask
+                self._model = str(asked.get("model", "–") if prior == "model" or used.needs_writer else prior)
+            usual = used.settings()
             names = {one.name for one in fields(usual)}
             graph = blueprint(method, replace(usual, **{key: value for key, value in settings.items() if key in names}))
             self.picture = picture(graph)
@@ -114,6 +114,7 @@ class RunView:
             "name": self.name,
             "title": self.title,
             "kind": "recorded",
+            "model": self._model,
             "steps": len(run),
             **_figures(run, [float(row["score"]) for row in rows.values() if isinstance(row.get("score"), int | float)]),
             "episodes": len(branches),

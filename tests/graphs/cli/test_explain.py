@@ -13,6 +13,7 @@ from learngraph.graphs.cli.main import main
 from learngraph.graphs.experiments.decisions import explain_decision
 from learngraph.graphs.experiments.explain import compute_again, explain_row, find_step
 from learngraph.graphs.jitrl import VARIANT_NODES, JitRL
+from learngraph.graphs.methods import find_method
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Candidate, Observation, Task, Trajectory, Transition
 from learngraph.memory.returns.experiences import Experiences
@@ -128,20 +129,23 @@ def test_recalled_steps_are_explained_from_the_journal() -> None:
     row |= {"strategy": {"text": "lamp first", "step": 7}}
     steps = (Transition("door", "gold", 1.0), Transition("gate monk", "lamp", 2.0))
     old = [Trajectory("r/0", Task("t", ""), steps, "r", 0), Trajectory("r/1", Task("t", ""), steps, "r", 1)]
-    shown = explain_row("adamem-s0", row, old, remembers=True)
+    adamem = find_method("adamem")
+    shown = explain_row("adamem-s0", row, old, adamem)
     text = " ".join(shown.sentences)
     assert "2 remembered steps were recalled, the most similar with 0.75" in text
     assert "it would have taken 'rope': memory changed this action" in text
     assert shown.remembered[1] == ("gate monk", "lamp", "0.75", "2", "2", "r/0, step 1")
     assert shown.remembered[2][0] == "not in the memory any more"
     assert shown.actions[1] == ("* lamp", "0", "0.5")
-    same = explain_row("a", {**row, "tentative": "lamp"}, "The memory cannot be read now (it is open).", remembers=True)
+    same = explain_row("a", {**row, "tentative": "lamp"}, "The memory cannot be read now (it is open).", adamem)
     assert "did not change this action" in " ".join(same.sentences)
     assert "cannot be read now" in same.sentences[-1]
-    unknown = explain_row("a", {**row, "tentative": None, "precedents": []}, old, remembers=True)
+    unknown = explain_row("a", {**row, "tentative": None, "precedents": []}, old, adamem)
     assert "is not on record" in " ".join(unknown.sentences)
-    silent = explain_row("a", {key: row[key] for key in row if key != "precedents"}, old, remembers=True)
+    silent = explain_row("a", {key: row[key] for key in row if key != "precedents"}, old, adamem)
     assert "cannot be told without asking the model" in " ".join(silent.sentences)
+    of_values = explain_row("t", {**row, "precedents": None}, old, find_method("tabular"))
+    assert of_values.sentences[1:] == ("The method asks no model: what its memory told it is in the candidates' numbers.",)
 
 
 @pytest.mark.slow

@@ -44,6 +44,18 @@ def test_a_run_shows_its_episodes_and_steps(played: Path) -> None:
     ]
 
 
+def test_a_run_shows_the_model_that_it_asks(tmp_path: Path) -> None:
+    here = write_settings(tmp_path, random={}, tabular={}, icrl={}, reflexion={}, gone={})
+    settings = json.loads((here / "settings.json").read_text())
+    for method in settings["methods"]:
+        (here / f"{method}-s0").mkdir()
+        write_steps(Journal(here / f"{method}-s0" / "steps.jsonl"), 0, 1)
+    for prior, shown in {"model": "pocket", "uniform": "uniform"}.items():
+        (here / "settings.json").write_text(json.dumps(settings | {"prior": prior, "model": "pocket"}))
+        asked = {one["title"].partition(",")[0]: one["model"] for one in FolderView(here).list_runs()["runs"]}
+        assert asked == {"random": "–", "tabular": "–", "icrl": shown, "reflexion": "pocket", "gone": "–"}
+
+
 @pytest.mark.parametrize("method", ["jitrl", "static", "icrl"])
 def test_a_step_of_any_method_can_be_explained(method: str, tmp_path: Path) -> None:
     here = write_settings(tmp_path / "mine", **{method: {}}) / f"{method}-s0"
