@@ -61,7 +61,7 @@ class Studio:
             "form": lambda branch, channel, index=None: self._open_walk().edit_form(str(branch), str(channel), index),
             "compare": lambda branch, other: self._open_walk().compare(str(branch), str(other)),
             "threads": lambda: self._open_walk().list_threads(),
-            "live": lambda: self._open_walk().live(),
+            "live": lambda: self._open_walk().running.now(),
         }
         if name not in questions:
             raise LookupError(f"there are {', '.join(questions)}")

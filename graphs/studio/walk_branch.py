@@ -57,7 +57,7 @@ class WalkBranch:
         self.end = self.stand
 
     def read_questions(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """The open questions, each with the form of its answer; and those answered meanwhile, whose answers may still be changed."""
+        """The open questions with their forms, as shown before where a node asks anew; and those whose answers may change."""
         tasks = self.path[-1].tasks
         sent = sent_at(self.walk._in_loop, (self.walk.graph, self.walk.place)) if self.walk.questions else {}
         names = {task.id: f"{task.name} ({sent[task.id]})" if task.id in sent else task.name for task in tasks}
@@ -68,14 +68,18 @@ class WalkBranch:
             for id, asked in self.walk.questions.items()
         ]
         self.asked |= {one["id"]: one for one in questions}
+        if self.walk._has_asked:
+            waiting = {str(task.path) for task in tasks if task.result is None}
+            last = {one["place"]: one for one in self.asked.values() if one["place"].rpartition(" ")[0] in waiting}
+            questions = [one | {"asks_anew": True} for one in last.values()]
         given = [(self.asked[id], said) for id, said in self.walk.answers.items() if id in self.asked]
         shown = [one | {"answer": to_jsonable_python(said, fallback=str), "line": to_line(said)} for one, said in given]
         return questions, shown
 
     @property
     def stand(self) -> tuple[Any, ...]:
-        """The walk's place, the nodes about to run, and the ids of what they ask: a node that asks leaves the place as it is."""
-        return self.walk.place, self.walk.next, [*self.walk.questions]
+        """The walk's place, the nodes about to run, the ids of what they ask (a node that asks leaves the place), and if it is real."""
+        return self.walk.place, self.walk.next, [*self.walk.questions], self.walk.branch is None
 
     @property
     def here(self) -> int:

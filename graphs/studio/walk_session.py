@@ -14,7 +14,7 @@ from typing import Any
 
 from ...memory.errors import UserError
 from ...tools.notebook.compare import compare
-from ...tools.notebook.moments import names_of
+from ...tools.notebook.moments import checkpoint_id, names_of
 from ...tools.notebook.pauses import find_subgraph
 from ...tools.notebook.walk import Walk
 from ..wiring.flow import to_mermaid
@@ -64,7 +64,7 @@ class WalkSession:
         self._runs = self._forks = 0
         self._ids = count()
         self._busy, self._stop, self._is_walking = Lock(), Event(), False
-        self._running = Running(self._stop)
+        self.running = Running(self._stop)
         self._breaks: set[tuple[str, str]] = set()
 
     def start(self, input: Any = None) -> None:
@@ -74,13 +74,14 @@ class WalkSession:
     def adopt(self, walk: Walk, name: str = "") -> None:
         """Show a walk that was begun elsewhere."""
         self._runs += 1
-        self._open(WalkBranch(f"b{next(self._ids)}", name or f"run {self._runs}", walk))
+        self._open(name or f"run {self._runs}", walk)
 
-    def _open(self, branch: WalkBranch) -> None:
-        self._running.watch(branch.walk)
+    def _open(self, *about: Any, **more: Any) -> WalkBranch:
+        branch = WalkBranch(f"b{next(self._ids)}", *about, **more)
+        self.running.watch(branch.walk)
         branch.read()
-        self._branches[branch.id] = branch
-        self._current = branch.id
+        self._branches[branch.id], self._current = branch, branch.id
+        return branch
 
     # -- looking ----------------------------------------------------------------------------------------------------------
 
@@ -121,6 +122,9 @@ class WalkSession:
         """All that the page shows of the walks but their moments."""
         self._follow()
         branches, running = list(self._branches.values()), self._is_walking
+        real = [one for one in branches if one.walk.branch is None and not one.walk._is_apart]
+        real.sort(key=lambda one: checkpoint_id(one.walk.place))  # ids are in the order of time
+        records = {one.walk.place["configurable"]["thread_id"]: one.id for one in real}.values()
         is_redrawn = bool(branches) and self.is_redrawn()
         return {
             "title": self.title,
@@ -128,7 +132,7 @@ class WalkSession:
             "state": "running" if running else "" if branches else "no run has begun",
             "problems": [self._note] if self._note else [],
             "graphs": {self._graph_of(one): self._graphs[self._graph_of(one)] for one in branches} or self._first,
-            "branches": [self._about(one) for one in branches],
+            "branches": [self._about(one) | {"record": one.id in records} for one in branches],
             "current": self._current,
             "can": self._can(None),
             "form": self.form,
@@ -172,10 +176,8 @@ class WalkSession:
         begins = ["begin", *(["open"] if self.open_thread else [])]
         if branch is None:
             return [*begins, *(["say"] if self._is_chat else [])]
-        can, walk = [*begins, "fork", "edit"], branch.walk
-        if walk.questions:
-            can.append("resume")
-        elif walk.next:
+        can, walk = [*begins, "fork"], branch.walk
+        if walk.next and not walk.questions:
             can += ["step", "round", "finish", "until"]
             can += ["into"] if any(find_subgraph(walk.here, name) is not None for name in walk.next) else []
         can += ["say"] if self._is_chat and not walk.next else []
@@ -196,7 +198,7 @@ class WalkSession:
     def moments(self, branch: str, start: int, count: int) -> dict[str, Any]:
         """Lines about the moments of a branch."""
         path = self._find(branch).path
-        numbers, cost = range(start, min(start + count, len(path))), self._running.cost
+        numbers, cost = range(start, min(start + count, len(path))), self.running.cost
         rows = [title_of(path, n) | {"cost": cost(*path[n - 1 : n + 1]) if n else ""} for n in numbers]
         return {"start": start, "count": len(path), "rows": rows}
 
@@ -216,10 +218,6 @@ class WalkSession:
         walk = self._find(branch).walk
         return channel_form(walk.here, walk.state, channel, index)
 
-    def live(self) -> dict[str, Any]:
-        """The nodes that run now, and the words that a model has written so far."""
-        return self._running.now()
-
     def moment(self, branch: str, number: int) -> dict[str, Any]:
         """A moment: its state, its decision, what memory was read, and the way through the graph up to it."""
         found = self._find(branch)
@@ -228,7 +226,7 @@ class WalkSession:
         memories = {box["name"] for box in self._graphs[self._graph_of(found)]["nodes"] if box.get("role") == "memory"}
         shown = describe_moment(found.walk, found.path[: number + 1], memories)
         shown["memory"]["written"] = show_writes(found.walk, found.path, number)
-        shown["costs"] = self._running.costs(found.path[: number + 1])
+        shown["costs"] = self.running.costs(found.path[: number + 1])
         shown["unset"] = [name for name in found.walk.here.output_channels if name not in found.path[number].values]
         return shown
 
@@ -263,9 +261,9 @@ class WalkSession:
             if do == "begin":
                 self.start(more.get("input"))
             elif do == "open" and self.open_thread is not None:
-                walk, name = self.open_thread(thread := str(more.get("thread"))), f"thread {thread}"
-                self._open(WalkBranch(f"b{next(self._ids)}", name, walk, runs_on=self._is_chat))
+                walk = self.open_thread(thread := str(more.get("thread")))
                 self._runs = max(self._runs, len(walk._turns()))
+                self._open(f"thread {thread}", walk, runs_on=self._is_chat)
             elif do == "say" and not self._branches:
                 self.start({"messages": more.get("text")})
                 self._move("finish", self._branches[self._current], more)
@@ -282,7 +280,7 @@ class WalkSession:
             raise StudioError(f"{type(error).__name__}: {error}.{stands}", traceback=shown) from error
         finally:
             self._version += 1
-            self._running.forget_unfinished()
+            self.running.forget_unfinished()
             self._is_walking = False
             self._busy.release()
         return self.overview()
@@ -347,8 +345,7 @@ class WalkSession:
         """The next turn of a chat, from the end of a branch."""
         self._runs += 1
         walk = replace(branch.walk).go_on({"messages": text})
-        self._open(WalkBranch(f"b{next(self._ids)}", f"turn {self._runs}", walk, branch.id, branch.here, is_turn=True))
-        return self._branches[self._current]
+        return self._open(f"turn {self._runs}", walk, branch.id, branch.here, is_turn=True)
 
     def _fork(self, branch: WalkBranch, at: int) -> WalkBranch:
         """A what-if from a moment of a branch."""
@@ -359,9 +356,7 @@ class WalkSession:
             walk.back(branch.here - at)
         self._forks += 1
         name, asked = f"what-if {self._forks}", dict(branch.asked)
-        made = WalkBranch(f"b{next(self._ids)}", name, walk, branch.id, at, len(walk.inside), asked=asked)
-        self._open(made)
-        return made
+        return self._open(name, walk, branch.id, at, len(walk.inside), asked=asked)
 
     def _drop(self, branch: WalkBranch) -> WalkBranch:
         """Forget a what-if, with the turns that were said in it; returns the branch that it left."""

@@ -160,7 +160,7 @@ async def test_a_method_is_walked_with_the_keyboard_alone(tmp_path: Path, monkey
                 stops.append(await opened.run(FOCUS))
             assert stops[:4] == ["Drawing", "Walk", "Keys ?", "Step s"]
             assert len([one for one in stops if one.startswith("begin: Observe")]) == 1
-            places = [stops.index(one) for one in ("Fork f", "Finish e", "run 1 before act", "moments")]
+            places = [stops.index(one) for one in ("Fork f", "Finish e", "run 1 before act, the thread's record", "moments")]
             assert places == sorted(places)
             # In the picture: arrows go from box to box.
             await opened.run("document.querySelector('.run .box[tabindex=\"0\"]').focus()")

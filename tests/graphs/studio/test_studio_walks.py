@@ -103,7 +103,7 @@ def test_steps_rounds_and_the_end() -> None:
         "a page that is still open sees a studio that began anew"
     )
     assert (current(seen)["state"], current(seen)["note"], current(seen)["count"]) == ("paused", "before add", 1)
-    assert set(current(seen)["can"]) == {"begin", "fork", "edit", "step", "round", "finish", "until"}
+    assert set(current(seen)["can"]) == {"begin", "fork", "step", "round", "finish", "until"}
     assert current(act(walks, "step"))["note"] == "before check"
     assert current(act(walks, "round"))["note"] == "before check"
     moment = walks.moment(current(walks.overview())["id"], 3)
@@ -112,7 +112,7 @@ def test_steps_rounds_and_the_end() -> None:
     assert current(act(walks, "until", node="add"))["note"] == "before add"
     seen = act(walks, "finish")
     assert current(seen)["note"] == "at the end"
-    assert set(current(seen)["can"]) == {"begin", "fork", "edit", "back"}
+    assert set(current(seen)["can"]) == {"begin", "fork", "back"}
     assert walks.moment(seen["current"], current(seen)["count"] - 1)["lit"] == ["END"]
     rows = walks.moments(seen["current"], 0, 100)["rows"]
     assert [row["title"] for row in rows] == ["start", "add", "check", "add", "check", "add", "check"]
@@ -154,6 +154,13 @@ def test_back_and_fork_leave_what_was_taken_in_the_tree() -> None:
     assert walks.moments("b0", 0, 100)["count"] == 7
     found = walks.compare(seen["current"], "b0")
     assert (found["head"][2:], found["rows"][0]) == (["what-if 3", "run 1"], ("moment 2 | 1", "number", "9", "1"))
+    before = walks.overview()
+    walks.walks["what-if 3"].keep()
+    seen = walks.overview()  # the page hears of it, and which walk's moments the thread holds now
+    assert before["version"] != seen["version"]
+    records = [[one["name"] for one in told["branches"] if one["record"]] for told in (before, seen)]
+    assert records == [["run 1"], ["what-if 3"]]
+    assert start(walks.walks["run 1"].graph, thread="0").state == walks.walks["what-if 3"].state
 
 
 @pytest.mark.parametrize("order", ["b0 b1 b2", "b2 b1 b0", "b1 b2 b0"])
@@ -281,12 +288,7 @@ def test_a_question_is_answered_and_a_subgraph_is_entered() -> None:
     assert [box["name"] for box in seen["graphs"][current(seen)["graph"]]["nodes"]] == ["START", "ask", "add", "END"]
     seen = act(walks, "step")
     (asked,) = current(seen)["questions"]
-    assert (asked["node"], asked["text"], "resume" in current(seen)["can"], "step" in current(seen)["can"]) == (
-        "ask",
-        "how many?",
-        True,
-        False,
-    )
+    assert (asked["node"], asked["text"], "step" in current(seen)["can"]) == ("ask", "how many?", False)
     assert current(act(walks, "resume", answers={asked["id"]: "7 or so"}))["note"] == "before add"
     seen = act(walks, "out")
     assert (current(seen)["inside"], current(seen)["note"]) == ([], "before check")
@@ -357,6 +359,12 @@ def test_beside_a_node_that_waits_the_page_says_what_python_says() -> None:
         assert {(source, target): times for source, target, times in moment["passes"]} == arrows
         if not walk.questions:
             walk.step()  # in Python: `add` has run then, and no moment is new
+    (asked,) = current(act(walks, "edit", channel="number", value=5))["questions"]
+    for answer in (7, 8):  # at once, as in Python, also where the walk went back to
+        assert current(walks.overview())["questions"] == [asked | {"asks_anew": True}]
+        ended = current(act(walks, "resume", answers={asked["id"]: str(answer)}))
+        assert (ended["note"], walks.walks[ended["name"]].state) == ("at the end", {"number": 5, "answer": answer})
+        assert current(act(walks, "back"))["note"] == "before ask"
 
 
 def test_a_graph_of_asynchronous_nodes_is_walked() -> None:

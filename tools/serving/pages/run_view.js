@@ -65,9 +65,10 @@ function Toolbar({ ask, names, breaks, act, stop, mark, busy, stopping, nodes, c
 function guide(shown, isChat, hasForm) {
   if (!shown) return `No run has begun: ${isChat ? "say something in the chat" : hasForm ? "give its input below" : "press New run"}.`;
   const what = shown.what_if ? " This is a what-if: memory keeps nothing of it until you press Keep, and it is gone when its Python ends."
+    : !shown.record ? " The record of the run's thread has gone on without it: the fork tree says which walk that is."
     : shown.thread ? ` The graph's checkpointer keeps the run as thread ${shown.thread}.` : "";
-  if (shown.questions.length) return `The run waits for an answer: give it below.${what}`;
-  if (shown.note !== "at the end") return `The walk stands ${shown.note}. Step runs that, Finish runs to the end; a click on a box runs to it.${what}`;
+  if (shown.questions.some((one) => !one.asks_anew)) return `The run waits for an answer: give it below.${what}`;
+  if (shown.note !== "at the end") return `The walk stands ${shown.note}. Step runs that${shown.questions.length ? " to its question, which may be answered below at once" : ""}, Finish runs to the end; a click on a box runs to it.${what}`;
   return `${isChat ? "The turn has ended: say more, or " : "The run has ended: "}Back leads to earlier moments, Fork tries another future, New run begins again.${what}`;
 }
 
@@ -76,23 +77,24 @@ function ForkTree({ overview, branch, at, choose }) {
   const { branches } = overview, starts = new Map([["", 0]]);  // the next turn of a chat counts from where its parent has ended
   for (const one of branches) starts.set(one.id, starts.get(one.parent) + (one.is_turn ? one.fork_at : 0));
   const longest = Math.max(1, ...branches.map((one) => starts.get(one.id) + one.count - 1));
+  const note = (one) => `${one.note}${one.record && branches.length > 1 ? ", the thread's record" : ""}`;
   const x = (n, id) => 6 + 78 * (starts.get(id) + n) / longest, y = (i) => 13 + 26 * i, index = new Map(branches.map((one, i) => [one.id, i]));
   return html`<div class="forks"><svg width="90" height=${26 * branches.length} aria-hidden="true">
     ${branches.map((one, i) => html`<g class=${one.id === branch ? "on" : ""}>
       ${one.parent && html`<path d=${`M${x(one.fork_at, one.parent)} ${y(index.get(one.parent))}V${y(i)}`}/>`}
       <path d=${`M${x(one.is_turn ? 0 : one.fork_at, one.id)} ${y(i)}H${x(one.count - 1, one.id)}`}/><circle cx=${x(one.count - 1, one.id)} cy=${y(i)} r="4"/>
       ${one.id === branch && html`<circle class="here" cx=${x(Math.min(at, one.count - 1), one.id)} cy=${y(i)} r="5.500"/>`}</g>`)}</svg>
-    <ul>${branches.map((one) => html`<li key=${one.id}><button type="button" class="plain" title=${`${one.name} ${one.note}`} aria-pressed=${String(one.id === branch)} onClick=${() => choose(one.id)}>
-      ${one.name}<span class="soft"> ${one.note}</span></button></li>`)}</ul></div>`;
+    <ul>${branches.map((one) => html`<li key=${one.id}><button type="button" class="plain" title=${`${one.name} ${note(one)}`} aria-pressed=${String(one.id === branch)} onClick=${() => choose(one.id)}>
+      ${one.name}<span class="soft"> ${note(one)}</span></button></li>`)}</ul></div>`;
 }
 
 const WORDS = { schema: { type: "string", description: "JSON, or words" }, value: "", needed: 'Type an answer; "" answers with nothing.' };
 
 /** A form a question, so that one is answered while the others stay as they are (their ids change with an answer that is changed); an answer may be changed as long as others are open. */
 function Questions({ questions, answered, act }) {
-  const [changing, setChanging] = useState(null), told = (one) => `${one.node} asks: ${one.text}`;
+  const [changing, setChanging] = useState(null), told = (one) => `${one.node} ${one.asks_anew ? "asked this before; the answer goes to what it asks now" : "asks"}: ${one.text}`;
   const form = (one, given) => (given === undefined ? one.form ?? { ...WORDS } : { ...(one.form ?? WORDS), value: one.form || typeof given === "string" ? given : JSON.stringify(given) });
-  const ask = (one, button, close) => html`<div class="card" key=${`${one.place} ${one.text}`}><${Form} title=${told(one)} form=${form(one, one.answer)} button=${button} close=${close}
+  const ask = (one, button, close) => html`<div class="card" key=${`${one.place} ${one.text}`}><${Form} title=${told(one)} form=${form(one, one.answer)} takesFocus=${!one.asks_anew} button=${button} close=${close}
     about=${one.parts.map((part) => html`<${Value} value=${part} open=${true}/>`)} submit=${(value) => { setChanging(null); act("resume", { answers: { [one.id]: value } }); }}/></div>`;
   return html`${answered.map((one) => (changing === one.id ? ask(one, "Change the answer", () => setChanging(null))
     : html`<p class="card answered" key=${one.id}>${told(one)} <b>${one.line}</b> <button type="button" onClick=${() => setChanging(one.id)}>Change</button></p>`))}
