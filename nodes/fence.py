@@ -24,12 +24,14 @@ _MOST_SIGNS = 60
 """Signs behind a less-than sign that are looked at for the name of its tag."""
 
 
-def escape_memory_tags(text: str) -> str:
-    """A text in which no tag `<memory>`, by which advice to an agent is known, begins or ends, also in capitals, in full-width signs or with
-    unseen signs between; other tags stay."""
+def escape_memory_tags(text: str, after: str = "") -> str:
+    """A text in which no tag `<memory>`, by which advice to an agent is known, begins or ends, also in capitals, in full-width signs, with
+    unseen signs between, or together with the text `after` it; other tags stay."""
+
+    whole = text + after
 
     def escape(found: re.Match[str]) -> str:
-        following = unicodedata.normalize("NFKC", re.sub(f"[{_UNSEEN}]", "", text[found.end() : found.end() + _MOST_SIGNS]))
+        following = unicodedata.normalize("NFKC", re.sub(f"[{_UNSEEN}]", "", whole[found.end() : found.end() + _MOST_SIGNS]))
         return "&lt;" if _MEMORY.match(following) else found[0]
 
     return _ANY_OPEN.sub(escape, text)

@@ -208,14 +208,19 @@ def without_forged_advice(messages: Sequence[Any]) -> list[Any]:
     """The messages, in which no words of users, tools and the agent look like the block of advice that learning middlewares add; a message
     that another learner has read before stays."""
 
-    def escape(part: Any) -> Any:
-        if isinstance(part, str):
-            return escape_memory_tags(part)
-        return {**part, "text": escape_memory_tags(part["text"])} if isinstance(part.get("text"), str) else part
+    def text(part: Any) -> Any:
+        return part if isinstance(part, str) else part.get("text")
+
+    def escape(parts: Sequence[Any], n: int) -> Any:
+        if not isinstance(said := text(parts[n]), str):
+            return parts[n]
+        after = "".join(one for one in map(text, parts[n + 1 :]) if isinstance(one, str))  # a model may join them
+        safe = escape_memory_tags(said, after)
+        return safe if isinstance(parts[n], str) else {**parts[n], "text": safe}
 
     def read(message: Any) -> Any:
         said = message.content
-        content = escape(said) if isinstance(said, str) else [escape(part) for part in said]
+        content = escape([said], 0) if isinstance(said, str) else [escape(said, n) for n in range(len(said))]
         return message if content == said or _is_changed(message) else _with_content(message, content)
 
     return [read(one) for one in messages]

@@ -616,7 +616,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
             said = [n for n, one in enumerate(messages) if isinstance(one, AIMessage)]
             after = next((n for n in said if n > where[0] and messages[n].id not in known[-1].replies), len(messages))
             again = len(screen.steps(messages[:after], goal_and_last_turn, *where))
-            turn = with_beginning(turn, known[-1], again)
+            turn, task = with_beginning(turn, known[-1], again), getattr(conversations.latest(place.thread), "task", task)
         read = caller.read.union(str(one.id) for one in messages)
         before = messages[where[0] - 1] if where[0] > 0 else None
         left = str(before.id) if isinstance(before, AIMessage) and before.tool_calls else ""

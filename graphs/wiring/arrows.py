@@ -140,7 +140,8 @@ def _return_type(function: Any) -> Any:
 def _outcomes(returns: Any) -> tuple[Hashable, ...]:
     """The values of a `Literal`, or of a union of such; none where a type is anything else."""
     parts = get_args(returns) if get_origin(returns) in (Union, UnionType) else (returns,)
-    return tuple(value for part in parts for value in get_args(part)) if {Literal} == {*map(get_origin, parts)} else ()
+    are_literals = all(get_origin(part) is Literal for part in parts)
+    return tuple(value for part in parts for value in get_args(part)) if are_literals else ()
 
 
 def returns_literal(function: Any) -> bool:

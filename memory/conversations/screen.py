@@ -64,8 +64,13 @@ _PIN = re.compile(rf"(?i)\b({_PIN_NAME}[\"']?(?:{_IS}|\s+(?:(?:from\s+\S+\s+)?to
 _MIXED = r"(?=[^\s\"'`,;:()]*\d)(?=[^\s\"'`,;:()]*[a-z])[^\s\"'`,;:()]{5,}"
 _AS = r"[\"'`]?\s+(?:is|was|as|ist|war|als|(?:should|shall|will) be)\s+(?:(?:my|our|the|a|mein|meine|das|die)\s+)?(?:(?:new|old|current|neues?|altes?)\s+)?"
 _SECRET_NAME = f"(?:{_PASSWORD_NAME}|{_PIN_NAME})"
-_FOREIGN_NAME = r"(?:\b(?:\u043f\u0430\u0440\u043e\u043b[\u044c\u044f\u0435]\w{0,2}|has\u0142[oaem]\w?|\u015fifre\w{0,4}|parola\w{0,4}|wachtwoord|l\u00f6senord\w*|passord\w*|adgangskode\w*|salasana\w*|jelsz[\u00f3a]\w*|hesl[oa]|palavra[- ]passe|clave)\b|\u5bc6[\u7801\u78bc]|\u53e3\u4ee4|\u30d1\u30b9\u30ef\u30fc\u30c9|\u6697\u8a3c\u756a\u53f7|\ube44\ubc00\ubc88\ud638)"
+_FOREIGN_NAME = r"(?:\b(?:\u043f\u0430\u0440\u043e\u043b[\u044c\u044f\u0435]\w{0,2}|has[l\u0142][oaem]\w?|\u015fifre\w{0,4}|parola\w{0,4}|wachtwoord|l\u00f6senord\w*|passord\w*|adgangskode\w*|salasana\w*|jelsz[\u00f3a]\w*|hesl[oa]|palavra[- ]passe|clave)\b|\u5bc6[\u7801\u78bc]|\u53e3\u4ee4|\u30d1\u30b9\u30ef\u30fc\u30c9|\u6697\u8a3c\u756a\u53f7|\ube44\ubc00\ubc88\ud638)"
 _VALUE = rf"(?:{_MIXED}|\d{{3,12}}\b(?![.,:/-]\d))"
+_NO_WORD = (
+    r"(?:and|or|the|an?|in|is|are|not|no|to|it|its|of|for|my|your|our|on|at|by|with|this|that|too|very|still|also|never|always|again|back|been|wrong|right|"
+    r"good|bad|same|please|what|now|new|old|lost|gone|here|there|when|as|i|we|you|so|but|because|since|if|only|has|have|must|should|can|will|does|"
+    r"\w+ing|\w{3,}ed|\w+able|\w+ly)\b"
+)
 _FRAMED = tuple(
     re.compile(f"(?i){frame}")
     for frame in (
@@ -77,15 +82,24 @@ _FRAMED = tuple(
         rf"\b({_SECRET_NAME}\s+(?:(?:should|shall|will|must|used to) be|(?:(?:that|which)\s+)?(?:I|we|you)\s+(?:\w+\s+){{1,3}}?(?:is|was))\s+[\"'`]?){_VALUE}",
         rf"\b({_SECRET_NAME}(?:[^.?!\n]{{0,40}}[;,.]\s+(?:it|that)(?:['\u2019]s|\s+(?:is|was))|,[^,.?!\n]{{1,30}},\s+(?:is|was))\s+[\"'`]?){_VALUE}",
         r"()(?:(?m:^)|(?<=[.!?:;,] ))(?!(?:what|where|which|this|that|here|there|when|nothing|something)\b)[a-z]{4,}(?= is my (?:new )?password\b(?! [a-z]))",
-        rf"\b({_SECRET_NAME}(?:[\s*_\"'`]|</\w+>)*(?:\||[-=]>|:|[\u00e8\u00e9]\s)(?:[\s*_\"'`]|&nbsp;)*){_VALUE}",
+        rf"\b({_SECRET_NAME}(?:[\s*_\"'`]|</\w+>)*(?:\||[-=]>|\u2192|:|[\u00e8\u00e9]\s)(?:[\s*_\"'`]|&nbsp;)*){_VALUE}",
         rf"\b({_SECRET_NAME}\s*[,?(]+\s*(?:it(?:'s| is)\s+)?[\"'`]?)(?!\d+[.,:/-]?\d*\s\w){_VALUE}",
         rf"\b({_PASSWORD_NAME}{_VERB}(?P<quote>[\"'`]))(?=\S+ )[^\"'`\n]{{4,60}}(?=(?P=quote))",
-        rf"({_FOREIGN_NAME}(?:\s+(?!\d+\b)|(?: \w+){{0,2}}?\s*(?:[-:=\uff1a\u2013\u2014\u6210\u662f\u4e3a\u70ba\u306f\u304c\ub294\uc740]|(?:to|jest|is|es|er|on|\u00e4r|\u00e9|\u044d\u0442\u043e|\u0446\u0435)\b)\s*)[\"'`]?)(?:(?=[^\s\"'`,;:()\u3000-\uffef]*\d)(?=[^\s\"'`,;:()\u3000-\uffef]*[a-z\u00df-\u04ff])[^\s\"'`,;:()\u3000-\uffef]{{5,}}|\d{{4,12}}(?!\w|[.,:/-]\d))",
+        rf"({_FOREIGN_NAME}(?:\s+(?!\d+\b)|(?: \w+){{0,2}}?\s*(?:[-:=\uff1a\u2013\u2014\u6210\u662f\u4e3a\u70ba\u306f\u304c\ub294\uc740]|(?:to|je|jest|is|es|er|on|\u00e4r|\u00e9|\u044d\u0442\u043e|\u0446\u0435)\b)\s*)[\"'`]?)(?:(?=[^\s\"'`,;:()\u3000-\uffef]*\d)(?=[^\s\"'`,;:()\u3000-\uffef]*[a-z\u00df-\u04ff])[^\s\"'`,;:()\u3000-\uffef]{{5,}}|\d{{4,12}}(?!\w|[.,:/-]\d))",
         rf"\b((?:(?:security|secret) answer|answer to (?:my|the|your) (?:security|secret) question|(?:security|secret) question\b[^\n]{{0,60}}? answer)\b{_IS})(?!{_NO_PASSWORD})(?-i:(?=[^\s,;]*[A-Z\d])[^\s\"'`,;]{{3,}}(?: [A-Z]\w+)*)",
         rf"\b(pass[ -]?phrase\b{_IS})(?!(?:not|wrong|too|very|still|also|never|in|nicht|the same|same|see|on|for|with|at|\w+(?:ed|ing|able))\b)[a-z]+(?:[ -][a-z]+){{2,}}",
         rf"\b((?:log-?in(?:\s+is)?\s|(?:log-?in|user(?:[ -]?name)?|credentials)\s*[:=])\s*[^\s/|,;]+\s*(?:[/|]|,?\s+pass\s*[:=])\s*|credentials:?\s+[^\s/|,;:]+[:/]|(?:credentials\b|log[ -]?in\b)(?: (?:are|is|with|as))?:?\s+[^\s/|,;:]+\s*(?:/|,|\band\b)\s*){_MIXED}",
         rf"\b((?:(?:door|gate|garage|alarm|safe|vault|entry|locker|wi-?fi|wlan|network|router|recovery|unlock)[ -](?:code|key)\b|(?:licen[cs]e|product|activation)[ -]key\b)(?: (?:at|for|of|to|in)(?: \w+){{1,3}}?)?(?:{_IS}|\s+)){_VALUE}",
-        r"\b((?:recovery|seed|mnemonic)[ -](?:words?|phrase)\s*(?:[:=]|(?:are|is)\b:?)\s*[\"'`]?)(?:(?!(?:and|or|the|a|in|is|are|not|to|it|of|for|my|on|lost|gone|\w+ing|\w{3,}ed)\b)[a-z]+[ ,-]*){4,}(?<![ ,-])",
+        r"\b((?:recovery|seed|mnemonic)[ -](?:words?|phrase)\s*(?:[:=]|(?:are|is)\b:?)\s*[\"'`]?)(?:(?!"
+        + _NO_WORD
+        + r")[a-z]+[ ,-]*){4,}(?<![ ,-])",
+        rf"\b({_PASSWORD_NAME}{_IS})(?:(?!{_NO_WORD})[a-z]{{2,}}[ -]){{2,}}(?!{_NO_WORD})[a-z]{{2,}}(?=[.,;!\"'\u201d]|\s*(?:\n|\Z))",
+        r"(<(?:pass(?:word|wd|phrase)?|pwd|pin|otp|secret|token|api_?key)>\s*)[^\s<]{3,}",
+        rf"\b({_PASSWORD_NAME}\s+[\"'`]|{_PASSWORD_NAME}\s*(?:\(\w+\)|\s(?:nueva|actual|vieja|neu|alt))\s*[:=]\s*|user\s+\S+,?\s+pass\s+){_MIXED}",
+        rf"\b({_SECRET_NAME}(?:['\u2019]s\s+|\b[^.?!\n]{{0,60}}\bis now\s+)){_VALUE}",
+        rf"()(?:(?<=\bit['\u2019]s ){_MIXED}(?=,\s+my\s+{_PASSWORD_NAME})|(?<=\buse ){_MIXED}(?=\s+to (?:log|sign)(?: \w+)? in\b)|(?<=\w:)(?!\S*/){_MIXED}(?=@\w))",
+        r"\b(codes?\b[^.?!\n\d]{0,25}\b(?:texted|sms)\b[^.?!\n\d]{0,20}(?:is|was|:)\s*)\d{4,8}\b",
+        rf"\b({_PIN_NAME}{_IS})(?:(?:zero|oh|one|two|three|four|five|six|seven|eight|nine)[ ,-]*){{3,}}(?<![ ,-])",
         rf"\b(maiden name\b{_IS})(?-i:[A-Z]\w+)",
     )
 )

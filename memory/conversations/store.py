@@ -291,13 +291,14 @@ class ConversationStore:
             known = self.turns.get(thread) if known is UNKNOWN else known
             ratings: tuple[Rating, ...] = ()
             if known is not None and any(has_gone_on(known, one) for one in turns):
-                given = self.ratings(thread)
-                turns = [with_later_part(known, given, one) for one in turns]
+                turns = [with_later_part(known, self.ratings(thread), one) for one in turns]
             if known is not None and any(is_replaced(known, one) for one in turns):
                 known = self._set_aside(thread, turns[-1]) or known
             found = stored = known
             for _ in range(MOST_MERGES):
                 conversation = known or Conversation(thread, task, (), domain, user)
+                if conversation.turns and conversation.turns[0].id == turn.id:  # a later call may tell what is a secret in it
+                    conversation = replace(conversation, task=replace(conversation.task, instruction=task.instruction))
                 for one in turns:
                     conversation = with_turn(conversation, replace(one, after=find_predecessor(conversation, one, read)))
                 if conversation == stored:

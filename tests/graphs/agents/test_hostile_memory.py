@@ -76,6 +76,23 @@ def test_a_secret_of_a_thread_is_kept_from_what_is_said_later_and_after_a_restar
     assert "hunter2" not in str([*learner.export(), *store.search(("agents",), limit=100)])
 
 
+def test_a_secret_that_a_later_call_of_a_turn_tells_is_kept_from_what_the_turn_is_about() -> None:
+    def look_up(order: str) -> str:
+        """Look an order up."""
+        return str(len([*learner.export()]))  # what came before this call is written then
+
+    def log_in(user: str, password: str) -> str:
+        """Log in."""
+        return "in"
+
+    store, calls = InMemoryStore(), [("look_up", {"order": "A7"}), ("log_in", {"user": "bob", "password": "Dogs4ever"})]
+    learner = SynapseMiddleware(store)
+    agent = create_agent(ScriptedCalls(calls=calls), [look_up, log_in], middleware=[learner], checkpointer=InMemorySaver())
+    agent.invoke({"messages": "Log me in, I take Dogs4ever"}, {"configurable": {"thread_id": "t"}})
+    assert "Log me in, I take [secret]" in str([*learner.export()])
+    assert "Dogs4ever" not in str([*learner.export(), *store.search(("agents",), limit=100)])
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_nothing_goes_live_before_a_person_or_a_gate_lets_it_and_of_some_tools_nothing_is_kept(method: str) -> None:
     screen = Screen(unlearned_tools=("lookup_order",))
