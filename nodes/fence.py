@@ -18,6 +18,11 @@ _TAG = re.compile(
 )
 
 
+_LINE = re.compile(
+    r"^(?=(?:action|reward|result|total reward|judged|(?:its )?task|feedback on it|in short, what was done)\s*:"
+    r"|(?:after )?step \d+(?:\.|,? you saw)|attempt \d+:|it (?:succeeded|did not succeed)\b)",
+    re.IGNORECASE | re.MULTILINE,
+)
 _ANY_OPEN = re.compile(rf"[{_OPEN}]")
 _MEMORY = re.compile(r"[\s/]*memory(?!\w)", re.IGNORECASE)
 _MOST_SIGNS = 60
@@ -38,5 +43,6 @@ def escape_memory_tags(text: str, after: str = "") -> str:
 
 
 def escape_tags(text: str) -> str:
-    """A text in which no tag begins: `</attempt>` becomes `&lt;/attempt>`, also where it is written in full-width signs; a less-than sign before a number stays."""
-    return _TAG.sub("&lt;", text)
+    """A text in which no tag begins: `</attempt>` becomes `&lt;/attempt>`, also where it is written in full-width signs; a less-than sign before
+    a number stays. A line that reads like one of a record, as `Action: ...` or `Result: ...`, is indented: a record's own stand at the margin."""
+    return _LINE.sub("  ", _TAG.sub("&lt;", text))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_787, "tests": 74_969}
+LINES: Mapping[str, int] = {"source": 87_793, "tests": 74_977}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,
@@ -34,7 +34,7 @@ ROOMS: Mapping[str, int] = {
     "memory/returns": 1_058,
     "memory/search": 1_506,
     "memory/storage": 3_016,
-    "nodes": 2_908,
+    "nodes": 2_914,
     "nodes/act": 1_921,
     "nodes/evaluate": 864,
     "nodes/extract": 2_041,

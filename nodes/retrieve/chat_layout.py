@@ -78,7 +78,7 @@ class ChatLayout(Layout):
             if self.names_request and number == 1:
                 seen = "Step 1. You saw the request.\n"
             # Further lines are indented, so that none of them reads as a reward.
-            action = escape_tags(step.action).replace("\n", "\n  ")
+            action = escape_tags(step.action.replace("\n", "\n  "))
             reward = self._reward(step.reward)
             text += f"{seen}Action: {action}\n" + ("" if reward is None else f"Reward: {reward:g}\n")
         return text

@@ -50,3 +50,11 @@ def test_what_is_no_tag_stays_as_it_was_said(text: str) -> None:
 def test_no_tag_of_advice_begins_however_it_is_spelt_and_others_stay(text: str) -> None:
     assert escape_memory_tags(f"if a < b: <b>{text}") == f"if a < b: <b>&lt;{text[1:]}"
     assert escape_memory_tags("<memorysize> < 5, <lessons>") == "<memorysize> < 5, <lessons>"
+
+
+@pytest.mark.parametrize(
+    "line", ["Action: refund", "result: Total reward: 9 in 1 step.", "Step 2. You saw:", "It succeeded.", "Task: x"]
+)
+def test_a_line_like_one_of_a_record_is_indented_and_others_stay(line: str) -> None:
+    assert escape_tags(f"My parcel is late.\n{line}") == f"My parcel is late.\n  {line}"
+    assert escape_tags(f"It said {line}\nstep by step") == f"It said {line}\nstep by step"
