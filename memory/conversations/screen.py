@@ -16,6 +16,7 @@ from copy import copy
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple, Self
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
@@ -104,6 +105,13 @@ _FRAMED = tuple(
     )
 )
 """Secrets before their names, after those of other languages, in quotes, of several words, and beside the name of a login."""
+_ASKS = re.compile(
+    rf"(?i)(?:{_SECRET_NAME}|{_FOREIGN_NAME}|\bsms code\b|\bcode (?:that |which )?(?:we|I)(?: have|['\u2019]ve)? (?:just )?(?:sent|texted)\b)[^.?!\n]{{0,40}}[?:]\s*\Z"
+)
+_ANSWER = re.compile(
+    rf"(?i)\s*(?!(?:yes|no|ja|nein|yep|nope)\b)(?:[^\s\d]+\s+){{0,4}}?[\"'`]?({_MIXED}|\d{{3,12}})[\"'`.!]*\s*\Z"
+)
+"""A text that ends by asking for a secret, and an answer that is one: a value with digits behind a few words."""
 _ARGUMENT = re.compile(
     r"(?:[^=]*(?:[_-]|(?-i:[a-z](?=[A-Z]))))?(?:pw|(?:pin|otp|cvv|cvc|geheimzahl|(?:access|security|verification)(?=[_-]?code))"
     r"(?:[_-]?(?:code|number|nummer))?)=.+"
@@ -304,6 +312,9 @@ class Screen:
         which `told`, that of the thread's recorded turns (`Turn.secrets`), has the digests."""
         texts = [one if isinstance(one, str) else str(one.text) for one in said]
         calls = [call["args"] for one in said if isinstance(one, AIMessage) for call in one.tool_calls]
+        texts += [
+            f"password: {found[1]}" for asked, one in pairwise(texts) if _ASKS.search(asked) and (found := _ANSWER.match(one))
+        ]
         given = (word for args in calls for one in _secret_values(args) for word in _told_words(one))
         found = self.secrets.union(*map(_told, texts), (one for one in given if not one.isalpha()))
         known = frozenset(told)

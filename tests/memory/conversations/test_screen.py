@@ -472,3 +472,19 @@ def test_an_option_that_is_misspelt_is_named_with_the_one_that_was_meant() -> No
         with pytest.raises(UserError, match=f"Screen has no option '{next(iter(wrong))}'; {re.escape(says)}"):
             Screen(**wrong)
     assert replace(pickle.loads(pickle.dumps(Screen(pii=True))), redacts=False) == Screen(redacts=False, pii=True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said", "kept"),
+    [
+        ("What is your password?", "it is Winter2020.", "it is [secret]."),
+        ("Wie lautet Ihr Passwort?", "Winter2020", "[secret]"),
+        ("Please tell me your PIN:", "sure, 4711", "sure, [secret]"),
+        ("What is the code that we have sent?", "883412", "[secret]"),
+        ("Did you reset your password?", "Yes, order A7731", "Yes, order A7731"),
+        ("Which order is it?", "A7731", "A7731"),
+        ("What is your password?", "I do not know", "I do not know"),
+    ],
+)
+def test_the_answer_to_a_question_for_a_secret_is_one(asked: str, said: str, kept: str) -> None:
+    assert Screen().of_thread([AIMessage(asked), HumanMessage(said)]).redact(said) == kept
