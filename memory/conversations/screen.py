@@ -312,9 +312,8 @@ class Screen:
         which `told`, that of the thread's recorded turns (`Turn.secrets`), has the digests."""
         texts = [one if isinstance(one, str) else str(one.text) for one in said]
         calls = [call["args"] for one in said if isinstance(one, AIMessage) for call in one.tool_calls]
-        texts += [
-            f"password: {found[1]}" for asked, one in pairwise(texts) if _ASKS.search(asked) and (found := _ANSWER.match(one))
-        ]
+        answers = (_ANSWER.match(answer) for asked, answer in pairwise(texts) if _ASKS.search(asked))
+        texts += [f"password: {one[1]}" for one in answers if one]
         given = (word for args in calls for one in _secret_values(args) for word in _told_words(one))
         found = self.secrets.union(*map(_told, texts), (one for one in given if not one.isalpha()))
         known = frozenset(told)
