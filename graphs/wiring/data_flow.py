@@ -24,7 +24,7 @@ from ...nodes.channels import NodeChannels, node_channels, node_schemas, schema_
 from ...nodes.state import AttemptState
 from .arrows import Builder, Wiring, closure, unwrap
 from .mermaid import Finding
-from .node_order import MEMORIES, find_at_once, find_untimely, starts_empty
+from .node_order import MEMORIES, find_at_once, find_untimely, has_reducer
 
 __all__ = []
 
@@ -137,7 +137,7 @@ def _unread(wiring: Wiring, builder: Builder, known: Mapping[str, NodeChannels])
         writes = one.writes
         if isinstance(unwrap(wiring.nodes[name]), CompiledStateGraph):  # LangGraph leaves out channels that only this graph has
             writes = writes & state or writes
-        plain = [channel for channel in sorted(writes) if not starts_empty(builder, channel)]
+        plain = [channel for channel in sorted(writes) if not has_reducer(builder, channel)]
         lost = [channel for channel in plain if channel not in state or (channel not in read and not may_read_more)]
         hints = {channel: did_you_mean(channel, state - one.writes) for channel in lost}
         is_ours = _is_ours(wiring.nodes[name])
@@ -264,7 +264,7 @@ def _mistyped(wiring: Wiring, builder: Builder) -> list[Finding]:
         for schema in node_schemas(unwrap(wiring.nodes[name])):
             for channel, hint in type_hints(schema).items():
                 held = state.get(channel, Any)
-                if not starts_empty(builder, channel) and not are_alike(classes_of(hint), classes_of(held)):
+                if not has_reducer(builder, channel) and not are_alike(classes_of(hint), classes_of(held)):
                     told = f"'{name}' takes `{channel}` for {type_name(hint)}, and the state holds {type_name(held)}"
                     found.append(Finding(wiring.lines.get(name, 0), told))
     return list(dict.fromkeys(found))  # what a node reads and writes stands in two schemas

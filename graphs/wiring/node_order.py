@@ -35,16 +35,17 @@ def find_untimely(
     return found if found or missing else _overwritten(wiring, builder, known)
 
 
-def starts_empty(builder: Builder, channel: str) -> bool:
-    """True for a channel with a reducer, which adds up what many nodes write."""
-    return channel in builder.channels and builder.channels[channel].is_available()
+def has_reducer(builder: Builder, channel: str) -> bool:
+    """True for a channel that adds up what many nodes write, also where it has no value to begin with."""
+    found = builder.channels.get(channel)
+    return isinstance(found, BinaryOperatorAggregate) or (found is not None and found.is_available())
 
 
 def find_at_once(wiring: Wiring, builder: Builder, known: Mapping[str, NodeChannels]) -> list[Finding]:
     """The nodes that plain arrows lead to within one superstep, and that write the same channel each time: one without a reducer."""
     plain, state = [edge for edge in wiring.edges if wiring.kind(edge) == "plain"], set(builder.schemas[builder.state_schema])
     written = {
-        name: {one for one in channels.must_write & state if not starts_empty(builder, one)}
+        name: {one for one in channels.must_write & state if not has_reducer(builder, one)}
         for name, channels in known.items()
         if not channels.must_write >= state  # a node whose type is the whole state says nothing
     }
@@ -156,7 +157,7 @@ def _overwritten(wiring: Wiring, builder: Builder, known: Mapping[str, NodeChann
     reads = {
         name: one.needs | one.reads.difference(getattr(nodes[name], "journal_channels", ())) for name, one in known.items()
     }
-    adding = {name for name, channel in builder.channels.items() if isinstance(channel, BinaryOperatorAggregate)}
+    adding = {name for name in builder.channels if has_reducer(builder, name)}
     sure = {name: one.must_write.union(getattr(nodes[name], "further_channels", ())) - adding for name, one in known.items()}
     after = {name: [edge.target for edge in wiring.edges if edge.source == name] for name in ("START", *known)}
     live = {"END": set(builder.schemas[builder.output_schema]), **{name: set[str]() for name in known}}

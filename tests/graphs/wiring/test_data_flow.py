@@ -180,15 +180,36 @@ def test_what_two_nodes_add_to_a_channel_with_a_reducer_is_not_lost_and_what_is_
 
     def quote(state: Doc) -> None: ...
 
+    def begin(state: Question) -> Draft:
+        return {"draft": ""}
+
     assert findings("START --> look --> more --> cite --> END", look=look, more=look, cite=cite) == []
-    first = lambda state: {"draft": ""}  # noqa: E731
-    first.__annotations__ = {"state": Question, "return": Draft}
-    assert findings("START --> first --> again --> tell --> END", first=first, again=first, tell=tell) == [
+    assert findings("START --> first --> again --> tell --> END", first=begin, again=begin, tell=tell) == [
         "what 'first' writes (`draft`) is lost: 'again' writes it anew first; draw it right before 'tell', or leave one out"
     ]
     assert findings("START --> look --> quote --> END", look=look, quote=quote) == [
         "'quote' reads `doc`, which no node before it writes; did you mean docs?"
     ]
+
+
+class Longest(Question):
+    found: Annotated[str | None, lambda one, other: max(one or "", other or "", key=len)]
+
+
+class Found(TypedDict):
+    found: str | None
+
+
+def test_a_reducer_counts_as_one_also_where_its_channel_has_no_value_to_begin_with() -> None:
+    def find(state: Question) -> Found:
+        return {"found": state["question"]}
+
+    def tell(state: Found) -> Question:
+        return {"question": f"{state['found']}!"}
+
+    for flow in ("START --> a & b\n a & b --> c --> END", "START --> a --> b --> c --> END"):
+        graph = wire(StateGraph(Longest), f"flowchart LR\n {flow}", {"a": find, "b": find, "c": tell}).compile()
+        assert graph.invoke({"question": "ha"})["question"] == "ha!"
 
 
 def short(state: Question) -> Literal["yes", "no"]:
