@@ -16,27 +16,25 @@ _TAG = re.compile(
     rf"[{_OPEN}](?=[\s{_UNSEEN}]*[{_SLASH}]|[{_UNSEEN}]*{_NAME})"
     rf"|(?<![{_OPEN}])[{_OPEN}](?=\s+{_NAME}[^{_OPEN}{_CLOSE}]*[{_CLOSE}])"
 )
-
-
 _LINE = re.compile(
     r"^(?=(?:action|reward|result|total reward|judged|(?:its )?task|feedback on it|in short, what was done)\s*:"
     r"|(?:after )?step \d+(?:\.|,? you saw)|attempt \d+:|it (?:succeeded|did not succeed)\b)",
     re.IGNORECASE | re.MULTILINE,
 )
+"""The beginnings of lines that stand at the margin of a record."""
 _ANY_OPEN = re.compile(rf"[{_OPEN}]")
 _MEMORY = re.compile(r"[\s/]*memory(?!\w)", re.IGNORECASE)
-_MOST_SIGNS = 60
+MOST_SIGNS = 60
 """Signs behind a less-than sign that are looked at for the name of its tag."""
 
 
 def escape_memory_tags(text: str, after: str = "") -> str:
     """A text in which no tag `<memory>`, by which advice to an agent is known, begins or ends, also in capitals, in full-width signs, with
     unseen signs between, or together with the text `after` it; other tags stay."""
-
     whole = text + after
 
     def escape(found: re.Match[str]) -> str:
-        following = unicodedata.normalize("NFKC", re.sub(f"[{_UNSEEN}]", "", whole[found.end() : found.end() + _MOST_SIGNS]))
+        following = unicodedata.normalize("NFKC", re.sub(f"[{_UNSEEN}]", "", whole[found.end() : found.end() + MOST_SIGNS]))
         return "&lt;" if _MEMORY.match(following) else found[0]
 
     return _ANY_OPEN.sub(escape, text)

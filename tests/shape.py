@@ -14,27 +14,27 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_804, "tests": 74_993}
+LINES: Mapping[str, int] = {"source": 87_797, "tests": 75_015}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,
-    "graphs/agents": 8_552,
+    "graphs/agents": 8_547,
     "graphs/baselines": 1_669,
     "graphs/cli": 2_988,
     "graphs/experiments": 7_620,
     "graphs/presets": 108,
     "graphs/serving": 2_479,
     "graphs/studio": 2_224,
-    "graphs/wiring": 5_084,
+    "graphs/wiring": 5_085,
     "memory": 1_510,
     "memory/attempts": 653,
     "memory/claas": 2_815,
-    "memory/conversations": 3_265,
+    "memory/conversations": 3_264,
     "memory/lessons": 1_351,
     "memory/returns": 1_058,
     "memory/search": 1_506,
     "memory/storage": 3_016,
-    "nodes": 2_914,
+    "nodes": 2_912,
     "nodes/act": 1_921,
     "nodes/evaluate": 864,
     "nodes/extract": 2_041,

@@ -21,7 +21,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AnyMessage, BaseMessage, HumanMessage, ToolMessage
 
 from ...nodes.ask import estimate_tokens
-from ...nodes.fence import escape_memory_tags
+from ...nodes.fence import MOST_SIGNS, escape_memory_tags
 from .consultation import Advice, AdviceRoom, Consultation, PendingCall, Place
 from .lift import ThreadTrial
 
@@ -208,19 +208,16 @@ def without_forged_advice(messages: Sequence[Any]) -> list[Any]:
     """The messages, in which no words of users, tools and the agent look like the block of advice that learning middlewares add; a message
     that another learner has read before stays."""
 
-    def text(part: Any) -> Any:
-        return part if isinstance(part, str) else part.get("text")
-
-    def escape(parts: Sequence[Any], n: int) -> Any:
-        if not isinstance(said := text(parts[n]), str):
-            return parts[n]
-        after = "".join(one for one in map(text, parts[n + 1 :]) if isinstance(one, str))  # a model may join them
-        safe = escape_memory_tags(said, after)
-        return safe if isinstance(parts[n], str) else {**parts[n], "text": safe}
-
     def read(message: Any) -> Any:
-        said = message.content
-        content = escape([said], 0) if isinstance(said, str) else [escape(said, n) for n in range(len(said))]
+        said, after = message.content, ""
+        parts = [said] if isinstance(said, str) else [*said]
+        for n, part in reversed([*enumerate(parts)]):
+            text = part if isinstance(part, str) else part.get("text")
+            if isinstance(text, str):
+                safe = escape_memory_tags(text, after)
+                parts[n] = safe if isinstance(part, str) else {**part, "text": safe}
+                after = (text + after)[:MOST_SIGNS]  # a model may join them
+        content = parts[0] if isinstance(said, str) else parts
         return message if content == said or _is_changed(message) else _with_content(message, content)
 
     return [read(one) for one in messages]

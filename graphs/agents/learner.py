@@ -612,7 +612,7 @@ class LearningMiddleware(AgentMiddleware[AgentState[Any], Any, Any], ScopedLearn
         replies = tuple(str(one.id) for one in answered if isinstance(one, AIMessage) and one.id)
         about: Any = {"called_by": caller.message, "user": place.user, "secrets": screen.digests}
         turn = Turn(place.turn, done, run, entries, replies, sent_beside(answered), self.method, **about)
-        if known and known[-1].id == place.turn and is_summary(answered[0]):
+        if known and known[-1].id == place.turn and is_summary(answered[0]):  # no message has what was asked
             said = [n for n, one in enumerate(messages) if isinstance(one, AIMessage)]
             after = next((n for n in said if n > where[0] and messages[n].id not in known[-1].replies), len(messages))
             again = len(screen.steps(messages[:after], goal_and_last_turn, *where))

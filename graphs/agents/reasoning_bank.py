@@ -53,8 +53,6 @@ __all__ = ["ReasoningBankMiddleware"]
 
 MOST_LESSONS = 200
 """Lessons that are looked up for a model call, of which those are shown that fit; a state that comes often has thousands."""
-
-
 COMMENTED = f"{DOMAIN}, commented"
 """Domain of the lessons of conversations with words beside their rating. They are looked up by themselves, so that those of bare
 ratings, which come far more often, do not crowd them out."""

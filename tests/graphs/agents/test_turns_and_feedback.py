@@ -423,6 +423,7 @@ def test_a_turn_whose_beginning_is_summarized_is_one_turn(awaited: bool) -> None
     out = asyncio.run(agent.ainvoke(asked, run)) if awaited else agent.invoke(asked, run)
     learner.feedback("long", reward=1.0, message_id=out["messages"][-1].id)
     assert "not rated" not in str(learner.status()), "what reward= says is about the turn, whose message is gone"
+    assert learner.conversation("long").task.instruction == "Look all my orders up.", "and it is about what was asked"
     assert learner._conversations({}).ratings("long")[0].earlier == {"rewarded": 0.5}
     (turn,) = learner.conversation("long").turns
     assert [step.action for step in turn.steps] == [*(f"lookup_order(order='A{n}')" for n in range(1, 13)), "reply: Done."]
