@@ -107,8 +107,8 @@ class ReasoningBankMiddleware(CriticMiddleware[WeighedLessons]):
     Args:
         store: any LangGraph store, a folder or a URL; None: the store of the agent's graph.
         critic: the chat model that draws lessons; the agent's own if not given.
-        settings: ReasoningBank's: `k` conversations (5 by default, the paper's 1 is few where feedback is noisy) or items,
-            `max_items`, `max_memory_tokens` (2,000 by default), `success_threshold` (any reward above 0 if not given).
+        settings: ReasoningBank's: `k` conversations with comments, and as many with ratings alone (5 by default, the paper's 1 is few
+            where feedback is noisy), or items, `max_items`, `max_memory_tokens` (2,000 by default), `success_threshold` (any reward above 0 if not given).
         min_similarity: the least similarity of a conversation whose lessons are shown, in [0, 1].
         similarity: another comparison of conversations than by words, such as by embeddings (`memory.search.vectors.CosineSimilarity`):
             by words, those without one in common are not alike.
