@@ -10,12 +10,12 @@ that an order of a tool explains, nothing.
 """
 
 import re
-import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
+from .linear import readable
 from .messages import is_summary
 from .reviews import MARK, is_answered, result_text, reviewed_call
 
@@ -83,8 +83,6 @@ _TO_NAME = (
     rf"(?:(?:also|now|first|then|just|simply)[\s,]+)*[`'\"]?{{0}}\b(?!\s+{_DONE})"
 )
 """An order with the name of a tool for its verb, whatever the name is: `please share_file`, `next step: refund`."""
-_UNSEEN = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff\U000e0000-\U000e007f]")
-"""Characters that nobody sees, and that split words."""
 _FIELD = re.compile(r"\b([A-Za-z_]\w{0,24})[\"']?\s*[=:](?!/)")
 _END = re.compile(r"\n|\\n|(?<=[.!?])\s")
 _SENTENCE = re.compile(r"[^\s.!?][^\n.!?]{11,}[.!?]?")
@@ -107,8 +105,8 @@ class _Result(NamedTuple):
     told: str
     """Its sentences without the orders."""
     orders: str
-    instructs: bool
-    """True if it speaks to the agent."""
+    pretends: bool
+    """True if it pretends to be of another's than a tool's."""
     is_kept: bool
     """True if its words are kept."""
     text: str
@@ -123,15 +121,20 @@ class Origins:
     """Reads a conversation, message by message.
 
     Args:
-        instructs: a text -> whether it speaks to the agent.
+        is_order: a text -> whether it gives the agent an order.
+        pretends: a text -> whether it pretends to be of another's than a tool's, as of the system's.
         trusted: names of tools whose results are kept as they are.
         listed: name of a tool -> its arguments whose values its schema lists: a choice among them is no value of a text.
     """
 
     def __init__(
-        self, instructs: Callable[[str], bool], trusted: Collection[str], listed: Mapping[str, Collection[str]]
+        self,
+        is_order: Callable[[str], bool],
+        pretends: Callable[[str], bool],
+        trusted: Collection[str],
+        listed: Mapping[str, Collection[str]],
     ) -> None:
-        self._instructs, self._trusted, self._listed = instructs, trusted, listed
+        self._is_order, self._pretends, self._trusted, self._listed = is_order, pretends, trusted, listed
         self._asked, self._asked_runs, self._asked_stems = "", set[str](), set[str]()
         self._chosen = ""
         """The values in the agent's calls that nobody had said before."""
@@ -165,7 +168,7 @@ class Origins:
 
         So it is with a call that a result says to make, or whose name has a word of an order and of no other tool's name, unless a user has
         said the name, or another result one of the values; and with a call that has a value of an order, and of nobody else: where the order
-        does not speak to the agent, unless a user has said a word of the name.
+        does not pretend to be of another's, unless a user has said a word of the name.
         """
         words, leaves = self._own_words(call["name"]), map(_forms, _leaves(call["args"]))
         other_tools = " ".join(name.replace("_", " ") for name in self._listed if name != call["name"]).casefold()
@@ -178,7 +181,7 @@ class Origins:
             is_free = not words or any(told - {one.text} for told in tellers)
             is_named = not is_free and (any(_has(one.orders, w) for w in named) or all(_has(one.orders, w) for w in words))
             is_said = bool(words) and _says_to_call(one.text, one.orders, call["name"])
-            has_value = (one.instructs or not (is_free or is_asked)) and any(_has_any(one.orders, forms) for forms in untold)
+            has_value = (one.pretends or not (is_free or is_asked)) and any(_has_any(one.orders, forms) for forms in untold)
             if is_named or is_said or has_value:
                 return {**call, "name": f"{FROM_TOOL}{one.tool}]", "args": {}}
         return {**call, "args": self._arguments(call["name"], call["args"])}
@@ -202,16 +205,15 @@ class Origins:
 
     def _note_result(self, tool: str, text: str, *, is_kept: bool) -> bool:
         """Note what a tool has said. Returns whether its words are kept; those of an order are not."""
-        instructs, said, parts = self._instructs(text), _plain(text), _END.split(readable(text))
-        ordering = [one for one in parts if _ORDER.search(one) or self._names_tool(one)] or [
-            one for one in parts if instructs and self._instructs(one)
-        ]
+        said, parts = _plain(text), _END.split(readable(text))
+        ordering = [one for one in parts if _ORDER.search(one) or self._names_tool(one)]
+        ordering = ordering or list(filter(self._is_order, parts))
         told, orders = (_plain(" ".join(one for one in parts if (one in ordering) == kind)) for kind in (False, True))
-        is_order = instructs or orders or any(_says_to_call(said, orders, name) for name in self._listed)
+        is_order = orders or self._is_order(text) or any(_says_to_call(said, orders, name) for name in self._listed)
         is_kept = is_kept and not is_order
         plain = "" if is_kept else said
         quotes, stems = frozenset(_runs(_WORD.findall(plain))), _stems(plain)
-        self._results.insert(0, _Result(tool, told, orders, instructs, is_kept, said, quotes, stems))
+        self._results.insert(0, _Result(tool, told, orders, self._pretends(text), is_kept, said, quotes, stems))
         return is_kept
 
     def _names_tool(self, sentence: str) -> bool:
@@ -330,11 +332,6 @@ def _forms(value: Any) -> set[str]:
     number = float(value.replace(",", "")) if isinstance(value, str) else value
     whole = int(number) if float(number).is_integer() else number
     return {str(value), str(number), str(whole), f"{whole:,}", f"{number:.2f}", f"{number:,.2f}"}
-
-
-def readable(text: str) -> str:
-    """The text as a model reads it: without characters that nobody sees, and with letters in one form."""
-    return _UNSEEN.sub("", unicodedata.normalize("NFKC", text))
 
 
 def _plain(text: str) -> str:

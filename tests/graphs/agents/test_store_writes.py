@@ -183,7 +183,9 @@ def test_a_turn_after_an_instruction_is_written_later_too() -> None:
     for one in learners:
         assert [len(turn.steps) for turn in one.conversation("t", tenant="acme").turns] == [1, 3]
         one.feedback("t", reward=1.0, tenant="acme")
-        assert "nothing is learned from turn 1 and what followed: the user sets a rule" in one.explain("t", tenant="acme")
+        assert "nothing is learned from turn 1 and what followed: the user gives the agent an order" in one.explain(
+            "t", tenant="acme"
+        )
 
 
 @pytest.mark.usefixtures("hasty")
