@@ -11,7 +11,7 @@ __all__ = ["escape_memory_tags", "escape_tags"]
 
 _OPEN, _CLOSE, _SLASH = r"<\uFF1C\uFE64", r">\uFF1E\uFE65", r"/\uFF0F"
 """The signs of a tag with the forms that models read as the same."""
-_NAME, _UNSEEN = r"[A-Za-z!?|\uFF21-\uFF3A\uFF41-\uFF5A\uFF01\uFF1F\uFF5C]", r"\u200B-\u200F\u2060\uFEFF"
+_NAME, _UNSEEN = r"[A-Za-z\u0370-\u04ff!?|\uFF21-\uFF3A\uFF41-\uFF5A\uFF01\uFF1F\uFF5C]", r"\u200B-\u200F\u2060\uFEFF"
 _TAG = re.compile(
     rf"[{_OPEN}](?=[\s{_UNSEEN}]*[{_SLASH}]|[{_UNSEEN}]*{_NAME})"
     rf"|(?<![{_OPEN}])[{_OPEN}](?=\s+{_NAME}[^{_OPEN}{_CLOSE}]*[{_CLOSE}])"
@@ -23,14 +23,14 @@ _LINE = re.compile(
 )
 """The beginnings of lines that stand at the margin of a record."""
 _ANY_OPEN = re.compile(rf"[{_OPEN}]")
-_MEMORY = re.compile(r"[\s/]*memory(?!\w)", re.IGNORECASE)
+_MEMORY = re.compile(r"[\s/]*[m\u043c][e\u0435][m\u043c][o\u043e\u03bf]r[y\u0443](?!\w)", re.IGNORECASE)
 MOST_SIGNS = 60
 """Signs behind a less-than sign that are looked at for the name of its tag."""
 
 
 def escape_memory_tags(text: str, after: str = "") -> str:
-    """A text in which no tag `<memory>`, by which advice to an agent is known, begins or ends, also in capitals, in full-width signs, with
-    unseen signs between, or together with the text `after` it; other tags stay."""
+    """A text in which no tag `<memory>`, by which advice to an agent is known, begins or ends, also in capitals, in full-width or Cyrillic
+    signs, with unseen signs between, or together with the text `after` it; other tags stay."""
     whole = text + after
 
     def escape(found: re.Match[str]) -> str:
