@@ -39,8 +39,9 @@ os.fsync = lambda file: None  # type: ignore[assignment,misc]  # it takes millis
 gc.disable()  # what collection imports and lists stays to the end: it is neither looked through again and again here, nor later
 gc.set_threshold(10_000, 10, 10)  # most of what a test makes is gone before it is looked through
 
-# jsonschema, which Chroma and Ray import, would build 38 parsers of addresses for a second and a half; no schema of ours asks for one.
-sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+# jsonschema, which Chroma and Ray import, would build 38 parsers of addresses for two seconds in each Python; no schema of ours asks for one.
+ABSENT = str(Path(__file__).parent / "support/absent")
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [ABSENT, os.environ.get("PYTHONPATH")]))
 
 
 def pytest_collection_finish() -> None:

@@ -49,6 +49,10 @@ NO_NETWORK = {
     "HTTPS_PROXY": "http://127.0.0.1:9",
     "NO_PROXY": "127.0.0.1",
 }
+ALONE = NO_NETWORK | {
+    "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{os.environ['PYTHONPATH']}",
+    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+}
 
 
 def text(page: str) -> str:
@@ -66,8 +70,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 def run_alone(command: list[str], folder: Path, typed: str | None = None, **more: str) -> str:
     """What a command of Python prints that runs in a folder, without a network, with this text typed into it; it has to succeed."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = {**os.environ, **NO_NETWORK, "PYTHONPATH": str(ROOT / "src"), "PATH": path, **more}
+    environment = {**os.environ, **ALONE, **more}
     if typed is None:
         done = run_python(*command, folder=folder, environment=environment)
     else:
@@ -115,7 +118,7 @@ def test_a_python_block_runs_alone_in_a_fresh_process(code: str, tmp_path: Path)
         assert re.search(r"keep-test-0 +mine +16 ", shown)
 
 
-@pytest.mark.slow
+@pytest.mark.long  # each runs alone above, and a notebook of ours from top to bottom
 def test_the_readmes_python_blocks_run_as_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import nbformat  # seconds
     from nbclient import NotebookClient
@@ -194,12 +197,7 @@ def test_the_serve_block_runs_and_ends_where_another_server_has_the_port(tmp_pat
     server = subprocess.Popen(
         ["bash", "-euc", script + "\nwait"],
         cwd=tmp_path,
-        env={
-            **os.environ,
-            **NO_NETWORK,
-            "PYTHONPATH": str(ROOT / "src"),
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        },
+        env={**os.environ, **ALONE},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

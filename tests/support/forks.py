@@ -23,18 +23,13 @@ from typing import Any
 from waiting import PATIENCE
 
 CONTEXT = get_context("forkserver")
-CONTEXT.set_forkserver_preload(
-    [
-        *("learngraph.graphs.agents.jitrl", "learngraph.graphs.cli.run", "learngraph.graphs.experiments.harness"),
-        *("learngraph.graphs.experiments.training_free.play", "learngraph.graphs.methods"),
-        *(
-            "learngraph.memory.storage.checkpoints",
-            "learngraph.memory.claas.replay",
-            "learngraph.tools.environments.keyword_keep",
-        ),
-        *("learngraph.tools.local.model", "learngraph.tools.models.openai_model", "chromadb", "langchain.agents"),
-    ]
-)
+PRELOADED = """
+chromadb langchain.agents learngraph.graphs.agents.jitrl learngraph.graphs.cli.run learngraph.graphs.experiments.harness
+learngraph.graphs.experiments.training_free.play learngraph.graphs.methods learngraph.memory.claas.replay
+learngraph.memory.storage.checkpoints learngraph.tools.environments.keyword_keep learngraph.tools.models.openai_model
+learngraph.tools.local.model peft transformers.models.auto.modeling_auto transformers.models.llama.modeling_llama
+"""  # the last line is of a model that is opened
+CONTEXT.set_forkserver_preload(PRELOADED.split())
 
 
 def start(target: Any, *arguments: Any) -> ForkServerProcess:
