@@ -5,12 +5,9 @@ import pytest
 from tests.crash.paid_twice import IN_FLIGHT, METHODS, paid_twice
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "moments"),
-    [
-        pytest.param("adamem", 1, marks=pytest.mark.slow),
-        *(pytest.param(method, 10, marks=pytest.mark.long) for method in METHODS),
-    ],
+    ("method", "moments"), [("adamem", 1), *(pytest.param(method, 10, marks=pytest.mark.long) for method in METHODS)]
 )
 def test_after_a_kill_only_calls_in_flight_are_asked_for_again(method: str, moments: int) -> None:
     whole, again = paid_twice(method, moments)

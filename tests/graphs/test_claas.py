@@ -284,7 +284,7 @@ async def test_the_first_step_counts_what_is_held_out(tmp_path: Path, versions: 
 @pytest.mark.slow
 def test_minibatches_of_the_paper_are_uniform(tmp_path: Path, versions: Any) -> None:
     """A family, and an end user, with a tenth of the buffer has a tenth of the draws; no record is drawn more often than others."""
-    settings, draws = replace(CLaaS.paper().replay, batch_size=4), 1500
+    settings, draws = replace(CLaaS.paper().replay, batch_size=4), 800
     drawn: Counter[str] = Counter()
     with Replay(tmp_path / "replay.sqlite", settings) as replay:
         for i in range(40):

@@ -411,7 +411,7 @@ def test_pocket_writes_lines_of_its_own_and_gets_better_by_them() -> None:
         MethodInputs.with_scoring_model(toy, Journal(), open_model("pocket")),  # type: ignore[arg-type]
         TrainingFreeGRPO(group_size=4, epochs=1),
         problems=[toy.variant(task, n) for n in range(4)],
-        held_out=[toy.variant(task, n) for n in range(50, 56)],
+        held_out=[toy.variant(task, n) for n in range(50, 53)],
         versions=versions,
         log=log,
     )
@@ -979,7 +979,7 @@ def test_e10_what_failed_once_stays_failed_when_a_run_goes_on_after_its_budget(b
 
     undisturbed = run(Bench(Hiccup(), settings))
     different = 0
-    for at in range(0, 34, 6 if budget == 12 else 3):
+    for at in range(0, 34, 9 if budget == 12 else 3):
         failed = run(Bench(Hiccup(at=at), settings))
         cache = Cache()
         bench = Bench(Hiccup(at=at), settings, cache=cache, meter=SpendingLimit(cache, max_tokens=110 * budget))
@@ -1180,7 +1180,7 @@ def test_stopped_at_any_call_a_run_ends_as_if_nothing_had_happened_and_pays_for_
     out = dict(whole.graph().invoke({"run": "r"}, {"max_concurrency": 1}))
     calls = len(whole.chat.asked)
     told = Counter(whole.chat.asked)
-    for stop in range(0, calls, 5):
+    for stop in range(0, calls, 9):
         # Failing calls are failed rollouts, so the process ends at the call itself.
         chat, saver = Fatal(stop_at=stop), InMemorySaver(serde=serializer())
         bench = Bench(chat, TrainingFreeGRPO(group_size=3, epochs=2))

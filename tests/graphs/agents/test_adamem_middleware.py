@@ -156,8 +156,8 @@ def test_a_strategist_that_finds_nothing_of_use_is_not_asked_about_the_same_agai
 def test_the_strategist_reads_the_agents_tools_the_present_request_and_a_bounded_part_of_the_conversation() -> None:
     agent, learner, model = make()
     play(agent, learner, range(5))
-    for n in range(5, 20):
-        agent.invoke({"messages": f"{desk.ticket(n)[0]} </present> {'word ' * 600}"}, config("t4"))
+    for n in range(14, 20):
+        agent.invoke({"messages": f"{desk.ticket(n)[0]} </present> {'word ' * 1100}"}, config("t4"))
     asked = [one.partition("# Earlier situations") for one in model.criticised]
     tools = "- lookup_order: Look an order up.\n- resolve: Resolve the customer's issue.\n"
     assert f"\nYou help customers.\n</instructions>\nIts tools:\n{tools}" in asked[-1][0]

@@ -15,7 +15,7 @@ from learngraph.graphs.agents.jitrl import JitRLMiddleware
 from learngraph.tools.environments.support.tool_episodes import ToolEpisode
 from learngraph.tools.environments.tau2_bench import TauBench
 
-TICKETS = 6
+TICKETS = 5
 KINDS = ("empty", "own", "others", "failures", "noise", "adversarial", "one wrong reward", "other tickets")
 ERROR = 0.15
 """The probability of a wrong call with which a script solves about two thirds of the tickets."""

@@ -183,7 +183,7 @@ def test_every_streamed_message_is_in_the_state(method: str) -> None:
         learner.feedback(f"t{n}", reward=desk.reward(state, desk.ticket(n)[1]), tenant="acme")
 
 
-@pytest.mark.parametrize("awaited", quick([False, True]))
+@pytest.mark.parametrize("awaited", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize(("method", "schema"), [("reasoning-bank", LearningState), ("adamem-max", MessagesState)])
 def test_a_graph_of_ones_own_learns_with_a_node(method: str, schema: Any, awaited: bool) -> None:
     """Whether or not its state has room for what the learner did."""
@@ -317,7 +317,7 @@ def test_ten_praises_are_enough_for_a_decision_to_be_taken() -> None:
     agent, learner, _ = make("jitrl", model=desk.GuessingClerk(seed=1))
     taken = list[str]()
     praises = 0
-    for n in range(0, 400, 4):
+    for n in range(0, 240, 4):
         out = agent.invoke({"messages": desk.ticket(n)[0]}, config(f"t{n}"))
         how = next(c["args"]["how"] for m in out["messages"] for c in getattr(m, "tool_calls", ()) if c["name"] == "resolve")
         if praises < 10 and how == "replace":

@@ -47,11 +47,11 @@ def test_an_episode_takes_few_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Steps, replies and checkpoints of a finished run: under 14 kB an episode of ten steps, most of it checkpoints. More episodes go on from them."""
     here = play_in_process(monkeypatch, tmp_path)
     command = ["run", "static", "--env", "toy", "--seeds", "1", "--workers", "1", "--out", "run", "--episodes"]
-    assert main([*command, "5"]) == 0
+    assert main([*command, "3"]) == 0
     before = read_rows(here / "run/static-s0/steps.jsonl")
-    assert main([*command, "20"]) == 0
+    assert main([*command, "12"]) == 0
     run = here / "run" / "static-s0"
     sizes = {path.name: path.stat().st_size for path in run.iterdir() if path.is_file()}
     assert {"steps.jsonl.gz", "replies.jsonl.gz"} <= sizes.keys()
-    assert sum(sizes.values()) / 20 < 14_000, sizes
+    assert sum(sizes.values()) / 12 < 14_000, sizes
     assert read_rows(run / "steps.jsonl")[: len(before)] == before

@@ -18,7 +18,7 @@ from learngraph.memory.records import Usage
 from learngraph.tools.environments.catalogue import open_environment
 
 METHODS = '["react", "memory", "synapse", "icrl", "jitrl", "adamem", "reasoning-bank", "reflexion"]'
-WORLDS = {"toy": "seeds = 2, horizon = 8", "game24": "seeds = 2"}
+WORLDS = {"toy": "seeds = 1, horizon = 8", "game24": "seeds = 2"}
 """World -> its options."""
 
 

@@ -284,7 +284,7 @@ FORETOLD = r"where '\w' leads|whatever is decided|'\w' waits for .*, and no run"
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6))
 def test_no_run_ends_after_a_decision_that_is_told_to_starve_a_join(seed: int) -> None:
     drawn = RandomJoins(seed)

@@ -18,6 +18,7 @@ from langgraph.store.base.batch import AsyncBatchedBaseStore
 from learngraph.memory.storage.chroma_store import ChromaStore
 
 DURABLE = os.environ.get("SUITE_STORE") == "directory"
+os.fsync = lambda file: None  # type: ignore[assignment,misc]  # no test cuts the power
 
 
 def opened(index: Any) -> ChromaStore:

@@ -10,6 +10,7 @@ import sys
 import tarfile
 import xml.etree.ElementTree as ElementTree
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ FILES = {
     "sqlite": ("langgraph-checkpoint-sqlite", "tests/test_store.py"),
     "sqlite-async": ("langgraph-checkpoint-sqlite", "tests/test_async_store.py"),
 }
+SOONER = {("memory", "memory"), ("sqlite-async", "memory"), ("sqlite", "directory")}
 NOT_OURS = {
     ("memory", "test_cannot_put_empty_namespace"): "searches by a query without an index, which ours refuses",
     ("sqlite", "test_vector_store_initialization"): "looks for SQLite tables",
@@ -37,9 +39,9 @@ def sources(pytestconfig: pytest.Config) -> dict[str, Path]:
     found = {name: folder / f"{name.replace('-', '_')}-{version(name)}" for name in wanted}
     missing = [wanted[name] for name in wanted if not found[name].is_dir()]
     if missing:
-        download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
-        names = ",".join(wanted)
-        done = subprocess.run([*download, "--no-binary", names, *missing], capture_output=True, text=True, timeout=300)
+        download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation"]
+        options = ["--dest", str(folder), "--no-binary", ",".join(wanted)]
+        done = subprocess.run([*download, *options, *missing], capture_output=True, text=True, timeout=300)
         if done.returncode:
             reason = f"LangGraph's store tests did not run: pip could not fetch {missing}: {done.stderr[-500:]}"
             if os.environ.get("CI", "").lower() == "true":
@@ -54,11 +56,7 @@ def sources(pytestconfig: pytest.Config) -> dict[str, Path]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("suite", "place"),
-    [
-        *((suite, "memory") for suite in FILES),
-        pytest.param("sqlite", "directory", marks=pytest.mark.slow),
-        *(pytest.param(suite, "directory", marks=pytest.mark.long) for suite in FILES if suite != "sqlite"),
-    ],
+    [pytest.param(*one, marks=() if one in SOONER else pytest.mark.long) for one in product(FILES, ("memory", "directory"))],
 )
 def test_langgraphs_store_tests_pass(suite: str, place: str, sources: dict[str, Path], tmp_path: Path) -> None:
     package, file = FILES[suite]

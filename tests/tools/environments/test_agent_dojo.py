@@ -11,7 +11,7 @@ needs_agent_dojo = needs("agentdojo")
 
 
 @needs_agent_dojo
-@pytest.mark.parametrize("every", [pytest.param(4, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("every", [pytest.param(8, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("suite", SUITES)
 def test_solutions_win_with_and_without_injections_and_no_solution_is_an_attack(suite: str, every: int) -> None:
     env, attacked = AgentDojo(suite), AgentDojo(suite, {"scored": "attacks"})

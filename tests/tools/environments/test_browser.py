@@ -4,7 +4,8 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from learngraph.tools.environments.support import chromium
 from learngraph.tools.environments.support.chromium import shared_chromium
 from learngraph.tools.environments.support.page_templates import HostMap
 from learngraph.tools.environments.support.web_actions import WebAction
-from learngraph.tools.environments.support.web_game import Verdict, WebTask
+from learngraph.tools.environments.support.web_game import Verdict, WebGame, WebTask
 
 runs_browser = needs("miniwob")
 needs_browser = [pytest.mark.slow, runs_browser]
@@ -271,7 +272,12 @@ class TestInABrowser:
                 world.observe(TASK, ())
             world.close()
 
-    def test_a_page_that_spins_ends_in_a_sentence(self, site: FaultSite) -> None:
+    def test_a_page_that_spins_ends_in_a_sentence(self, site: FaultSite, monkeypatch: pytest.MonkeyPatch) -> None:
+        def step(game: WebGame, action: str, within: Callable[..., Observation] = WebGame.step) -> Observation:
+            game.task = replace(game.task, seconds=0.1)  # it spins for ever, so that any limit will do
+            return within(game, action)
+
+        monkeypatch.setattr(WebGame, "step", step)
         world = Site(site.url, "/closed")
         with pytest.raises(UserError, match=r"site: the game of start died twice at step 0 \('click\[button \"Spin\"\]'\)"):
             world.observe(TASK, ['click[button "Spin"]'])

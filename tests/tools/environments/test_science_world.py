@@ -56,10 +56,10 @@ def machines() -> Iterator[tuple[list[Java], list[Java]]]:
 
 @contextmanager
 def lent(
-    machines: list[Java], task: str, settings: dict[str, str] | None = None, horizon: int | None = None
+    machines: list[Java], task: str, settings: dict[str, str] | None = None, horizon: int | None = None, live: int = 1
 ) -> Iterator[ScienceWorld]:
     """A world in these machines, which stay."""
-    env = ScienceWorld(task, settings, horizon=horizon, live=1)
+    env = ScienceWorld(task, settings, horizon=horizon, live=live)
     env._machines.machines = machines[:]
     yield env
     env._live.close()
@@ -252,15 +252,14 @@ def test_an_ambiguous_request_is_answered_with_a_number(listing: ScienceWorld) -
 
 @pytest.mark.slow
 @needs_game
-def test_one_machine_serves_one_episode_after_the_other() -> None:
-    env = ScienceWorld("find-non-living-thing", {"actions": "none"}, horizon=2, live=4)
-    for n in range(3):
-        task = env.task(n)
-        assert env.observe(task, ["sing"]).over is False
-        assert env.observe(task, ["sing", "look around"]).over
-        assert env.observe(task, ["sing", "focus on orange"]).over
-    assert len(env._machines.machines) == 1
-    env.close()
+def test_one_machine_serves_one_episode_after_the_other(machines: tuple[list[Java], list[Java]]) -> None:
+    with lent(machines[0], "find-non-living-thing", {"actions": "none"}, horizon=2, live=4) as env:
+        for n in range(3):
+            task = env.task(n)
+            assert env.observe(task, ["sing"]).over is False
+            assert env.observe(task, ["sing", "look around"]).over
+            assert env.observe(task, ["sing", "focus on orange"]).over
+        assert len(env._machines.machines) == 1
 
 
 @pytest.mark.slow
@@ -335,18 +334,15 @@ def test_the_solution_of_every_task_scores_a_hundred(
 
 
 @needs_game
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "task",
-    [
-        pytest.param("power-component", marks=pytest.mark.slow),
-        *(pytest.param(task, marks=pytest.mark.long) for task in ("use-thermometer", "grow-plant")),
-    ],
+    "task", ["power-component", *(pytest.param(task, marks=pytest.mark.long) for task in ("use-thermometer", "grow-plant"))]
 )
 def test_lists_of_actions_are_the_same_in_another_machine(task: str, machines: tuple[list[Java], list[Java]]) -> None:
     valid = {"actions": "valid"}
     with lent(machines[0], task, valid) as one, lent(machines[1], task, valid) as other:
         first, draw, actions = one.task(0), random.Random(task), list[str]()
-        for _ in range(15):
+        for _ in range(8):
             shown = one.observe(first, actions)
             assert other.observe(first, actions) == shown
             if shown.over:
