@@ -79,7 +79,7 @@ def test_copying_the_best_prefix_never_gets_worse_and_needs_the_rewards() -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("budget", [180, 600])
+@pytest.mark.parametrize("budget", [180, pytest.param(600, marks=pytest.mark.long)])
 def test_the_zero_reward_arm_is_blind(budget: int) -> None:
     """The same attempts with the rewards elsewhere make the same prompts and the same answer: nothing is chosen by them."""
 

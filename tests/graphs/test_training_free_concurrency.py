@@ -10,7 +10,6 @@ from typing import Any
 
 import bench_training_free as bench
 import pytest
-from variants import quick
 
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
 from learngraph.memory.records import Usage
@@ -106,7 +105,7 @@ def test_runs_of_one_cache_at_once_come_to_the_same(tmp_path: Path) -> None:
     assert needed.calls <= paid.calls <= 2 * needed.calls
 
 
-@pytest.mark.parametrize("share", quick([0.1, 0.5, 0.9], 0.5))
+@pytest.mark.parametrize("share", [0.5, *(pytest.param(share, marks=pytest.mark.long) for share in (0.1, 0.9))])
 def test_a_budget_ends_the_run_and_a_larger_one_takes_it_to_the_same_end(share: float, tmp_path: Path) -> None:
     """What was paid in all is what an undisturbed run pays (E10)."""
     plan = bench.Plan(problems=4, group=3, held_out=2, settings=TRIED, slots=ConcurrencyLimit(8))

@@ -16,7 +16,7 @@ from learngraph.graphs.baselines.synapse import Synapse
 from learngraph.graphs.icrl import ICRL
 
 
-@pytest.mark.parametrize("awaited", quick([False, True]))
+@pytest.mark.parametrize("awaited", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("method", "tickets", "explained"),
     quick(

@@ -138,7 +138,7 @@ def test_what_stood_in_the_prompt_is_recalled_also_where_the_model_takes_another
     assert "2 of 3 model calls of this process had something recalled" in str(learner.status(tenant="acme"))
 
 
-@pytest.mark.parametrize("options", [{}, {"user": "user_id"}])
+@pytest.mark.parametrize("options", [pytest.param({}, marks=pytest.mark.long), {"user": "user_id"}])
 def test_decisions_follow_a_truth_that_changes(options: dict[str, Any]) -> None:
     def resolve(how: Literal["refund", "replace", "exchange"]) -> str:
         """Resolve the customer's issue."""
@@ -161,7 +161,7 @@ def test_decisions_follow_a_truth_that_changes(options: dict[str, Any]) -> None:
     assert sum([serve(n, "replace") for n in range(40, 80)][-15:]) >= 12
 
 
-@pytest.mark.parametrize("options", [{}, {"user": "user_id"}])
+@pytest.mark.parametrize("options", [{}, pytest.param({"user": "user_id"}, marks=pytest.mark.long)])
 def test_the_model_reads_what_a_decision_earned_last(options: dict[str, Any]) -> None:
     def resolve(how: Literal["refund", "replace"]) -> str:
         """Resolve the customer's issue."""
@@ -188,7 +188,7 @@ def test_the_model_reads_what_a_decision_earned_last(options: dict[str, Any]) ->
     assert [{*one} for one in tables[15:]] == [{"'replace'): 9 times, 1", "'refund'): 1 time, 1"}, {"'replace'): 10 times, 1"}]
 
 
-@pytest.mark.parametrize("options", [{}, {"user": "user_id"}])
+@pytest.mark.parametrize("options", [{}, pytest.param({"user": "user_id"}, marks=pytest.mark.long)])
 def test_visits_of_an_alike_state_take_no_place_of_those_of_the_state_itself(options: dict[str, Any]) -> None:
     def resolve(how: Literal["refund", "replace"]) -> str:
         """Resolve the customer's issue."""

@@ -35,7 +35,7 @@ def make(store: Any = None, critic: HeedfulClerk | None = None, **options: Any) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("awaited", [False, True])
+@pytest.mark.parametrize("awaited", [pytest.param(False, marks=pytest.mark.long), True])
 def test_it_learns_from_feedback(awaited: bool) -> None:
     agent, learner, _ = make(InMemoryStore())
     rewards = play(agent, learner, range(60), awaited=awaited)

@@ -75,7 +75,7 @@ class Babbler(desk.GuessingClerk):
 
 @pytest.mark.slow
 @each
-@pytest.mark.parametrize("awaited", [False, True])
+@pytest.mark.parametrize("awaited", [pytest.param(False, marks=pytest.mark.long), True])
 def test_rubbish_from_the_model_is_the_agents_and_nothing_else_breaks(
     method: str, awaited: bool, caplog: pytest.LogCaptureFixture
 ) -> None:

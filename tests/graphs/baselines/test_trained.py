@@ -63,11 +63,13 @@ def test_what_webrl_practises_helps_on_a_task_that_it_never_trained_on(tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [["--prior", "uniform"], ["--model", "openai:none", "--base-url", "http://127.0.0.1:9"]])
+@pytest.mark.parametrize(
+    "more", ["--prior uniform", pytest.param("--model openai:none --base-url http://127.0.0.1:9", marks=pytest.mark.long)]
+)
 def test_a_model_without_weights_is_refused_in_a_sentence(
-    more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    more: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     command = f"run sft --env toy --seeds 1 --episodes 1 --workers 1 --out {tmp_path / 'run'}".split()
-    assert main([*command, *more]) == 2
+    assert main([*command, *more.split()]) == 2
     assert "sft trains the weights of the model that plays, and there are none here" in capsys.readouterr().err

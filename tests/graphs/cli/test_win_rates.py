@@ -60,7 +60,7 @@ def write(server: OpenAIServer) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("taste", ["first", "long", "mute"])
+@pytest.mark.parametrize("taste", [pytest.param("first", marks=pytest.mark.long), "long", "mute"])
 def test_a_judge_is_asked_in_both_orders_and_once(taste: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = Model(taste)
     with OpenAIServer(model) as server:

@@ -735,7 +735,7 @@ async def test_what_is_gone_is_said_and_learning_goes_on_from_what_is_left(tmp_p
         assert gradient_steps_of(mine.current) > gradient_steps_of(live)
 
 
-@pytest.mark.parametrize("adapter", quick(["default", "mail"], "mail"))
+@pytest.mark.parametrize("adapter", [pytest.param("default", marks=pytest.mark.long), "mail"])
 @pytest.mark.parametrize("gone", quick(["adapters", "adapters/acme/{}", "adapters/acme/{}/versions"]))
 async def test_adapters_that_are_gone_are_said_to_be_and_those_that_were_deleted_are_not(
     tmp_path: Path, gone: str, adapter: str

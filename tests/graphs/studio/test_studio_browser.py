@@ -1040,7 +1040,7 @@ REVIEW = {
 APPROVED = {"decisions": [{"type": "approve", "message": "", "edited_action": {"name": "pay", "args": {}}}]}
 
 
-@pytest.mark.parametrize(("question", "answer"), [("really?", "yes"), (REVIEW, APPROVED)])
+@pytest.mark.parametrize(("question", "answer"), [pytest.param("really?", "yes", marks=pytest.mark.long), (REVIEW, APPROVED)])
 async def test_the_widget_takes_the_focus_for_a_question_only_where_the_user_works_in_it(
     tmp_path: Path, question: Any, answer: Any
 ) -> None:

@@ -142,7 +142,7 @@ def test_a_verifier_that_raises_says_nothing_of_the_answer(env: Problems) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("endless", ["10^{10^{10}}", "9!!!!"])
+@pytest.mark.parametrize("endless", ["10^{10^{10}}", pytest.param("9!!!!", marks=pytest.mark.long)])
 def test_an_answer_that_never_gets_done_is_given_up(env: Problems, endless: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(env.workers, "seconds", 0.7)
     with ThreadPoolExecutor(1) as pool:  # in a thread, where signals do not work

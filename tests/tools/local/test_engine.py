@@ -565,7 +565,7 @@ async def test_a_reply_comes_in_pieces_that_count_its_tokens(engine: LocalEngine
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 async def test_clients_and_versions_come_and_go(adapters: list[Path], seed: int, start: Callable[..., LocalEngine]) -> None:
     """Random requests, some broken off or cancelled, over random loads, unloads and work: all ends, and nothing is left over."""
     rng = random.Random(seed)
