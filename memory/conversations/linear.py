@@ -20,7 +20,7 @@ from zlib import crc32
 
 import numpy as np
 
-__all__ = ["PLACES", "order_score", "readable", "secret_words", "text_places", "word_places"]
+__all__ = ["PLACES", "order_score", "read_through", "readable", "secret_words", "text_places", "word_places"]
 
 PLACES = 2**17
 """Places for weights: a feature has the one of its checksum."""
@@ -76,14 +76,14 @@ def _place(feature: str) -> int:
 
 @lru_cache(maxsize=8_192)
 def order_score(text: str) -> float:
-    """Log-odds that a text, or a part of it, is an order to the agent, a rule, or a privilege for others."""
+    """Log-odds that a text, or a part of it, gives the agent orders, rules, or privileges for others."""
     model = _models()["orders"]
     return model.bias + max(sum(model.weights[place] for place in text_places(part)) for part in parts(text))
 
 
 def text_places(text: str) -> set[int]:
     """The places of a text's features: runs of two to five letters in a word, and of one to three words."""
-    words = _WORD.findall(_unmasked(text))
+    words = _WORD.findall(read_through(text))
     letters = {
         word[n : n + size]
         for word in (f" {one} " for one in words)
@@ -91,7 +91,7 @@ def text_places(text: str) -> set[int]:
         for n in range(len(word) - size + 1)
     }
     runs = {f"{size}:{' '.join(words[n : n + size])}" for size in range(1, 4) for n in range(len(words) - size + 1)}
-    return {_place(one) for one in letters | runs}
+    return set(map(_place, letters | runs))
 
 
 def parts(text: str) -> Iterator[str]:
@@ -106,7 +106,7 @@ def parts(text: str) -> Iterator[str]:
             return
 
 
-def _unmasked(text: str) -> str:
+def read_through(text: str) -> str:
     """The text in small letters, without what hides words from a reader of letters: spaces between them, look-alikes, encodings."""
     text = _ENCODED.sub(lambda found: _decoded(found[0]), readable(text))
     text = _SPACED_WORDS.sub(lambda found: re.sub(r"(?<=\w) (?=\w)", "", found[0]), text)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
-from .linear import readable
+from .linear import read_through, readable
 from .messages import is_summary
 from .reviews import MARK, is_answered, result_text, reviewed_call
 
@@ -94,6 +94,10 @@ _WORD = re.compile(r"[\u2e80-\U0003ffff]{1,2}|[^\W\u2e80-\U0003ffff]+")
 """A word; two letters where words are written without spaces."""
 _PLAIN = re.compile(r"[a-z_]{1,20}")
 """A word that says what is done, such as `express`: no name, number or address."""
+_TARGET = re.compile(
+    r"(?:.*_)?(?:to|recipients?|receiver|payee|beneficiary|account|address|e?mail|iban|phone|number|contact|user(?:name)?|name|channel|url|link|host|cc|bcc)"
+)
+"""An argument that says who or where: a word in it is a name."""
 
 
 WITHHELD = re.compile(r"^(.+): \[a text.*; its words are not kept\]$", re.MULTILINE)
@@ -206,6 +210,8 @@ class Origins:
     def _note_result(self, tool: str, text: str, *, is_kept: bool) -> bool:
         """Note what a tool has said. Returns whether its words are kept; those of an order are not."""
         said, parts = _plain(text), _END.split(readable(text))
+        if " ".join((hidden := read_through(text)).split()) != said:
+            parts.append(hidden)
         ordering = [one for one in parts if _ORDER.search(one) or self._names_tool(one)]
         ordering = ordering or list(filter(self._is_order, parts))
         told, orders = (_plain(" ".join(one for one in parts if (one in ordering) == kind)) for kind in (False, True))
@@ -236,19 +242,21 @@ class Origins:
 
     def _arguments(self, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
         listed, words = self._listed.get(tool, ()), self._own_words(tool)
-        return {name: value if name in listed else self._value(value, words) for name, value in arguments.items()}
+        return {name: value if name in listed else self._value(value, words, name) for name, value in arguments.items()}
 
-    def _value(self, value: Any, words: Sequence[str]) -> Any:
+    def _value(self, value: Any, words: Sequence[str], name: str) -> Any:
         if isinstance(value, dict):
-            return {name: self._value(one, words) for name, one in value.items()}
+            return {key: self._value(one, words, key) for key, one in value.items()}
         if isinstance(value, list):
-            return [self._value(one, words) for one in value]
+            return [self._value(one, words, name) for one in value]
         forms = _forms(value)
         if not _has_any(self._asked, forms) and (
             by := next((one.tool for one in self._results if _has_any(one.orders, forms)), "")
         ):
             return f"{FROM_TOOL}{by}]"
-        return self._origin(value, words) or self._said(value) if isinstance(value, str) else value
+        if not isinstance(value, str):
+            return value
+        return self._origin(value, words, is_name=_TARGET.fullmatch(name.casefold()) is not None) or self._said(value)
 
     def _said(self, text: str) -> str:
         """The agent's own words, without what it quotes or retells, and without names and numbers that only a tool has said."""
@@ -279,7 +287,7 @@ class Origins:
         found = next((one for one in self._results if len(own & one.stems) >= max(LEAST_RETOLD, RETOLD * len(own))), None)
         return f"{FROM_TOOL}{found.tool}]" if found else ""
 
-    def _origin(self, text: str, words: Sequence[str] = ()) -> str:
+    def _origin(self, text: str, words: Sequence[str] = (), *, is_name: bool = False) -> str:
         """The words in place of a text that a tool has said, and neither a user nor a call of the agent before; empty if no tool has.
 
         A word such as `express` may be the agent's own choice; it is the tool's if an order has it, or a text that names the call too.
@@ -287,7 +295,7 @@ class Origins:
         key = _plain(text).strip(" .,:!?")
         if not key or _has(self._asked, key):
             return ""
-        is_plain, is_chosen = _PLAIN.fullmatch(text) is not None, _has(self._chosen, key)
+        is_plain, is_chosen = not is_name and _PLAIN.fullmatch(text) is not None, _has(self._chosen, key)
 
         def has_said(one: _Result) -> bool:
             is_free = is_chosen or (is_plain and (one.is_kept or not any(_has(one.told, word) for word in words)))
@@ -353,8 +361,8 @@ def _has(text: str, key: str) -> bool:
     place = text.find(key)
     while place >= 0:
         end = place + len(key)
-        if not (text[place - 1 : place].isalnum() or text[end : end + 1].isalnum()):
-            return True
+        if not any(sign.isalnum() and sign < "\u2e80" for sign in text[place - 1 : place] + text[end : end + 1]):
+            return True  # some languages have no spaces
         place = text.find(key, place + 1)
     return False
 

@@ -41,10 +41,11 @@ _SECRETS = re.compile(
     re.DOTALL,
 )
 _NAMED = re.compile(
-    r"(?i)\b(?:pass(?:[ -]?(?:word|wd|phrase|code|wort))?|code[ -]?word|pwd|pw|pin|kennwort|contrase\u00f1a)\b[\"']?\s*(?:[:=]|(?:is|was|ist|lautet|es)\b:?)"
-    r"\s*[\"'`]?((?=\S*\d)(?!\d+[.,:]\d)[^\s\"'`,;:()]{3,}[^\s\"'`,;:().!?])"
+    r"(?i)\b(?:(?:pass(?:[ -]?(?:word|wd|phrase|code|wort))?|code[ -]?word|pwd|pw|kennwort|contrase\u00f1a)\b|pin\b(?!\D*\d+[.,:]\d))"
+    r"[\"']?\s*(?:[:=]|(?:is|was|ist|lautet|es)\b:?)\s*[\"'`]?(?=\S*\d)|(?:api|access)[_-]?key=|client[_-]?secret=|auth[_-]?token="
 )
-"""A value with a digit, right after the name of a password or a PIN."""
+"""The name of a password or a PIN before a value with a digit, or a setting that is a key."""
+_NAMED_VALUE = re.compile(r"(?!\$\{)[^\s\"'`,;:()<>*]{3,}[^\s\"'`,;:()<>*.!?]")
 _ARGUMENT = re.compile(
     r"(?:[^=]*(?:[_-]|(?-i:[a-z](?=[A-Z]))))?(?:pw|(?:pin|otp|cvv|cvc|geheimzahl|(?:access|security|verification)(?=[_-]?code))"
     r"(?:[_-]?(?:code|number|nummer))?)=.+"
@@ -84,13 +85,17 @@ _MARKS = {
         r"\b(?:you are now (?:an?|the|in|my)\b|your new (?:task|role|instructions?) (?:is|are)\b|new instructions?\s*:)",
         re.IGNORECASE,
     ),
+    "has the lines of a record": re.compile(
+        r"^[\s>*-]*(?:a case \(for|(?:action|result)\s*:\s*(?:\w+\(|reply:|total reward)|step \d+\. you saw)",
+        re.IGNORECASE | re.MULTILINE,
+    ),
     "has the tags of a prompt": re.compile(
         r"(?:[<\u2039]|&lt;)/?\s*(?:system|instructions?|information|attempt|memory|record|lessons?|advice|conversation|important)\s*(?:[>\u203a]|&gt;)",
         re.IGNORECASE,
     ),
 }
 """Reason -> the marks by which a text pretends to be of another's."""
-LEAST_ORDER = 0.5
+LEAST_ORDER = 0.6
 """Log-odds from which a text is an order to the agent."""
 
 
@@ -227,7 +232,10 @@ class Screen:
 
     def _origins(self, listed: Mapping[str, Collection[str]] | None) -> Origins:
         return Origins(
-            lambda text: self.suspicion(text) is not None, lambda text: bool(_mark(text)), self.trusted_tools, listed or {}
+            lambda text: self.suspicion(text) is not None,
+            lambda text: bool(_mark(text)),
+            self.trusted_tools,
+            listed or {},
         )
 
     def _read(
@@ -345,7 +353,7 @@ def _secret_spans(text: str) -> tuple[tuple[int, int], ...]:
     """The places of a text that are secrets by their form, their name, or the words around them; those with only spaces between are one."""
     cards = (found.span() for found in _CARD.finditer(text) if _is_card(found[0]))
     forms = (found.span() for found in _SECRETS.finditer(text))
-    named = (found.span(1) for found in _NAMED.finditer(text))
+    named = (value.span() for found in _NAMED.finditer(text) if (value := _NAMED_VALUE.match(text, found.end())))
     spans = list[tuple[int, int]]()
     for start, end in sorted([*cards, *forms, *named, *secret_words(text)]):
         if spans and not text[spans[-1][1] : start].strip(" -"):

@@ -63,11 +63,14 @@ def train(path: Path) -> Path:
 
 def measure() -> str:
     """The errors of the screen with the weights in the package, at the held-out texts."""
-    found = [f"{name}: an order in {_count(_is_order, name)}" for name in ("orders", "ordinary", "tool_orders", "tool_results")]
+    found = [
+        f"{name}: an order in {_count(_is_order, name)}"
+        for name in ("orders", "ordinary", "requests", "tool_orders", "tool_results")
+    ]
     told = [(text, secret) for text, secrets in read_secrets(is_held_out=True).items() for secret in secrets]
     blackened = sum(secret not in Screen().of_thread([text]).redact(text) for text, secret in told)
     found.append(f"secrets: blackened {blackened} of {len(told)}")
-    others = ("no_secrets", "ordinary", "tool_results")
+    others = ("no_secrets", "ordinary", "requests", "tool_results")
     return "\n".join([*found, *(f"{name}: words blackened in {_count(_is_changed, name)}" for name in others)])
 
 
