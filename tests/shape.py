@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_910, "tests": 75_148}
+LINES: Mapping[str, int] = {"source": 87_910, "tests": 75_166}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,

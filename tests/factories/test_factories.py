@@ -9,13 +9,16 @@ from statistics import fmean
 from types import ModuleType
 
 import gate
+import numpy as np
 import pytest
+import screen
 from guard import chats
 from guard import train as guard_train
 from langchain_core.messages import HumanMessage
 from pocket import train, transcripts
 from transformers import AutoTokenizer
 
+from learngraph.memory.conversations import linear
 from learngraph.memory.records import Task
 from learngraph.tools.environments import hierarchy
 from learngraph.tools.environments.keyword_keep import KeywordKeep
@@ -109,3 +112,18 @@ def mean_loss(folder: Path) -> float:
 def test_cards_are_measured() -> None:
     assert "| score, strategy of 7 rules |" in gate.measure_pocket(POCKET, domains=1)
     assert "| turns right | 0." in gate.measure_guard(guard.GUARD_WEIGHTS, seeds=1)
+
+
+# The screen
+
+
+@pytest.mark.long
+def test_the_screens_weights_are_those_that_its_examples_make(tmp_path: Path) -> None:
+    with np.load(screen.train(tmp_path / "weights.npz")) as made, np.load(linear.WEIGHTS) as kept:
+        assert all(np.abs(made[name] - kept[name]).max() < 0.05 for name in kept)
+
+
+def test_the_screen_is_measured_on_texts_that_it_was_not_trained_on() -> None:
+    for name in sorted(path.name for path in (screen.EXAMPLES / "held_out").iterdir()):
+        trained = "ordinary.txt" if name == "requests.txt" else name
+        assert not {*screen.read_examples(name, is_held_out=True)} & {*screen.read_examples(trained)}, name
