@@ -7,7 +7,7 @@
     steps       the steps without the words of tools, and with the origin of values that only a tool has said (origins.py)
     retell      the same, of steps that were recorded elsewhere
 
-The patterns know the usual forms. They are no proof: prompts show memory as data all the same (nodes/fence.py).
+Two linear models know orders and secrets by examples (linear.py). They are no proof: prompts show memory as data all the same (nodes/fence.py).
 """
 
 import re

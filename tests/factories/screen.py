@@ -4,7 +4,7 @@
     tool_orders.txt, tool_results.txt    what tools say, likewise
     secrets.tsv, no_secrets.txt          texts and a secret in each, and texts about secrets without one
 
-A text is one line; `\\n` in it is a line break. The held-out texts were written by somebody who saw neither the examples nor the code.
+A text is one line; `\\n` in it is a line break. The authors of the held-out texts saw no code; they wrote a part of the examples, too.
 """
 
 import re
