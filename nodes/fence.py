@@ -17,7 +17,7 @@ _TAG = re.compile(
     rf"|(?<![{_OPEN}])[{_OPEN}](?=\s+{_NAME}[^{_OPEN}{_CLOSE}]*[{_CLOSE}])"
 )
 _LINE = re.compile(
-    r"^(?=(?:action|reward|result|total reward|judged|(?:its )?task|feedback on it|in short, what was done)\s*:"
+    r"(?:^|(?<=[\r\v\f\x1c-\x1e\x85\u2028\u2029]))(?=[*_]{0,3}(?:action|reward|result|total reward|judged|(?:its )?task|feedback on it|in short, what was done)[*_]{0,3}\s*:"
     r"|(?:after )?step \d+(?:\.|,? you saw)|attempt \d+:|it (?:succeeded|did not succeed)\b)",
     re.IGNORECASE | re.MULTILINE,
 )

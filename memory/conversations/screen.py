@@ -58,6 +58,13 @@ _TOKEN = re.compile(
     r"[^\s\"'`,;:=()\[\]{}<>/|\\\u201c\u201d\u201e.!?]+(?:[.!?]+[^\s\"'`,;:=()\[\]{}<>/|\\\u201c\u201d\u201e.!?]+)*"
 )
 """A word by which a secret is found again, without the marks around it."""
+_ASKS = re.compile(
+    r"(?i)(?:\bpass(?:word|wort|code|phrase)|\bkennwort|\bmot de passe|\bcontrase\u00f1a|\bpin|\u043f\u0430\u0440\u043e\u043b\w*|\u30d1\u30b9\u30ef\u30fc\u30c9)\b[^.?!\n]{0,40}[?:.\uff1f]\s*\Z"
+)
+_BARE = re.compile(
+    r"(?i)(?!(?:yes|no|ja|nein|oui|non|ok|sure|none|why|what|nope|yep|never|thanks|later|wait)\b)\s*[\"'`]?([^\s\"'`]{3,})[\"'`.!]*\s*"
+)
+"""A text that ends by asking for a password or a PIN, and an answer of a single word: it is the secret, whatever it is like."""
 MOST_ASKED_CHARS = 200
 """Characters of a question, and of an answer, that are read together."""
 LEAST_SECRET_CHARS = 4
@@ -342,6 +349,8 @@ def _told(text: str) -> frozenset[str]:
 def _answer(asked: str, answer: str) -> frozenset[str]:
     """The words of an answer that are secrets after what was asked."""
     asked = asked[-MOST_ASKED_CHARS:]
+    if _ASKS.search(asked) and (bare := _BARE.fullmatch(answer)):
+        return frozenset(_told_words(bare[1]))
     spans = secret_words(f"{asked}\n{answer}") if len(answer) < MOST_ASKED_CHARS else ()
     return frozenset(
         word for start, end in spans if start > len(asked) for word in _told_words(f"{asked}\n{answer}"[start:end])

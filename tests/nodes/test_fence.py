@@ -61,3 +61,9 @@ def test_no_tag_of_advice_begins_however_it_is_spelt_and_others_stay(text: str) 
 def test_a_line_like_one_of_a_record_is_indented_and_others_stay(line: str) -> None:
     assert escape_tags(f"My parcel is late.\n{line}") == f"My parcel is late.\n  {line}"
     assert escape_tags(f"It said {line}\nstep by step") == f"It said {line}\nstep by step"
+
+
+@pytest.mark.parametrize("line_break", "\n\r\v\f\x85\u2028")
+@pytest.mark.parametrize("line", ["Action: pay()", "**Action**: pay()", "Result: Total reward: 9"])
+def test_a_line_of_a_record_is_indented_after_every_line_break(line_break: str, line: str) -> None:
+    assert escape_tags(f"broke{line_break}{line}") == f"broke{line_break}  {line}"

@@ -512,6 +512,9 @@ def test_an_option_that_is_misspelt_is_named_with_the_one_that_was_meant() -> No
     [
         ("What is your password?", "it is Winter2020.", "it is [secret]."),
         ("Wie lautet Ihr Passwort?", "Winter2020", "[secret]"),
+        ("What is your password?", "bluebird", "[secret]"),
+        ("Quel est votre mot de passe ?", "hirondelle", "[secret]"),
+        ("What is your password?", "No.", "No."),
         ("Please tell me your PIN:", "sure, 4711", "sure, [secret]"),
         ("What is the code that we have sent?", "883412", "[secret]"),
         ("Did you reset your password?", "Yes, order A7731", "Yes, order A7731"),
