@@ -5,7 +5,8 @@
 
 The score of a text is the sum of the weights of its runs of letters and words; that of a word, of its own letters, its kind (digits,
 small letters, ...), and the words around it. The weights are those of logistic regressions on the examples in
-`tests/factories/screen`; `python tests/factories/make_weights.py screen` makes them again and measures them.
+`tests/factories/screen`; `python tests/factories/make_weights.py screen OUT` makes them again. scikit-learn fits them there; here they are
+only summed, since to import it takes two seconds. Scanners such as detect-secrets know keys in code, and no sentence that tells a password.
 """
 
 import base64
@@ -27,6 +28,8 @@ PLACES = 2**17
 WEIGHTS = Path(__file__).with_name("weights.npz")
 MOST_AT_ONCE = 250
 """Characters that are read as one: an order among much else would be lost in the sum."""
+LEAST_SECRET = -0.5
+"""Log-odds from which a word is a secret: to blacken a word in vain costs less than to show a secret."""
 LEFT, RIGHT = 8, 6
 """Words before and after a word that say whether it is a secret."""
 
@@ -74,11 +77,10 @@ def _place(feature: str) -> int:
 # Orders
 
 
-@lru_cache(maxsize=8_192)
 def order_score(text: str) -> float:
     """Log-odds that a text, or a part of it, gives the agent orders, rules, or privileges for others."""
     model = _models()["orders"]
-    return model.bias + max(sum(model.weights[place] for place in text_places(part)) for part in parts(text))
+    return model.bias + max(sum(model.weights[place] for place in text_places(part)) for part in _parts(text))
 
 
 def text_places(text: str) -> set[int]:
@@ -94,7 +96,7 @@ def text_places(text: str) -> set[int]:
     return set(map(_place, letters | runs))
 
 
-def parts(text: str) -> Iterator[str]:
+def _parts(text: str) -> Iterator[str]:
     """The parts of a long text that are read as one: sentences, as many in a row as `MOST_AT_ONCE` has room for."""
     sentences = [one[n : n + MOST_AT_ONCE] for one in _END.split(text) for n in range(0, len(one), MOST_AT_ONCE)] or [""]
     for first in range(len(sentences)):
@@ -132,12 +134,11 @@ def _unmasked_word(word: str) -> str:
 # Secrets
 
 
-@lru_cache(maxsize=8_192)
-def secret_words(text: str, least: float = -0.5) -> tuple[tuple[int, int], ...]:
-    """The spans of the words of a text whose log-odds to be secrets are above a least; of a single word nothing is known."""
+def secret_words(text: str) -> tuple[tuple[int, int], ...]:
+    """The spans of the words of a text whose log-odds to be secrets are above `LEAST_SECRET`; of a single word nothing is known."""
     bias, words = _models()["secrets"].bias, list(_words(text))
     known = words if len(words) > 1 else []
-    return tuple(span for span, about in known if bias + sum(map(_word_weight, about)) > least)
+    return tuple(span for span, about in known if bias + sum(map(_word_weight, about)) > LEAST_SECRET)
 
 
 def word_places(text: str) -> list[tuple[tuple[int, int], list[int]]]:

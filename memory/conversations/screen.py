@@ -62,7 +62,7 @@ _ASKS = re.compile(
     r"(?i)(?:\bpass(?:word|wort|code|phrase)|\bkennwort|\bmot de passe|\bcontrase\u00f1a|\bpin|\u043f\u0430\u0440\u043e\u043b\w*|\u30d1\u30b9\u30ef\u30fc\u30c9)\b[^.?!\n]{0,40}[?:.\uff1f]\s*\Z"
 )
 _BARE = re.compile(
-    r"(?i)(?!(?:yes|no|ja|nein|oui|non|ok|sure|none|why|what|nope|yep|never|thanks|later|wait)\b)\s*[\"'`]?([^\s\"'`]{3,})[\"'`.!]*\s*"
+    r"(?i)\s*(?!(?:yes|no|ja|nein|oui|non|ok|sure|none|why|what|nope|yep|never|thanks|later|wait)\b)[\"'`]?([^\s\"'`]{3,})[\"'`.!]*\s*"
 )
 """A text that ends by asking for a password or a PIN, and an answer of a single word: it is the secret, whatever it is like."""
 MOST_ASKED_CHARS = 200
@@ -119,7 +119,7 @@ class Screen:
     """The screen at every write to a memory of conversations: `screen=Screen(pii=True)` of a learner.
 
     Args:
-        redacts: True, the default: secrets (keys, tokens, passwords and PINs after their name, card numbers) become `[secret]`.
+        redacts: True, the default: secrets (keys, tokens, passwords, PINs and codes, card numbers) become `[secret]`.
         pii: True: e-mail addresses, IBANs, US social security numbers, and phone numbers with a country code or as 415-555-2671 become
             `[private]`, and no national forms. Calls that have them as arguments are then remembered without them. By default False.
         unlearned_tools: names of tools of which nothing is learned: neither that they were called, nor what they said. By default none.
@@ -351,10 +351,9 @@ def _answer(asked: str, answer: str) -> frozenset[str]:
     asked = asked[-MOST_ASKED_CHARS:]
     if _ASKS.search(asked) and (bare := _BARE.fullmatch(answer)):
         return frozenset(_told_words(bare[1]))
-    spans = secret_words(f"{asked}\n{answer}") if len(answer) < MOST_ASKED_CHARS else ()
-    return frozenset(
-        word for start, end in spans if start > len(asked) for word in _told_words(f"{asked}\n{answer}"[start:end])
-    )
+    both = f"{asked}\n{answer}"
+    spans = secret_words(both) if len(answer) < MOST_ASKED_CHARS else ()
+    return frozenset(word for start, end in spans if start > len(asked) for word in _told_words(both[start:end]))
 
 
 @lru_cache(maxsize=8_192)

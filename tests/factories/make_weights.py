@@ -4,6 +4,7 @@ python tests/factories/make_weights.py pocket OUT      an hour and a half on one
 python tests/factories/make_weights.py guard OUT       25 minutes
 python tests/factories/make_weights.py screen OUT      20 seconds: memory/conversations/weights.npz
 python tests/factories/make_weights.py pocket FOLDER --measure
+python tests/factories/make_weights.py screen . --measure
 """
 
 import argparse

@@ -3,6 +3,7 @@
     orders.txt, ordinary.txt             what customers say, with an order to the agent and without
     tool_orders.txt, tool_results.txt    what tools say, likewise
     secrets.tsv, no_secrets.txt          texts and a secret in each, and texts about secrets without one
+    held_out/requests.txt                what users ask of an assistant of their own, without an order for others
 
 A text is one line; `\\n` in it is a line break. The authors of the held-out texts saw no code; they wrote a part of the examples, too.
 """
@@ -20,7 +21,7 @@ from learngraph.memory.conversations.linear import PLACES, text_places, word_pla
 from learngraph.memory.conversations.screen import Screen
 
 _MAY_TELL = re.compile("(?i)pass|pin|code|key|secret|\u043f\u0430\u0440\u043e\u043b")
-"""Words of orders that may have a secret: their words are no examples."""
+"""An order with one of these may tell a secret: its words are no examples of harmless ones."""
 EXAMPLES = Path(__file__).with_name("screen")
 
 
