@@ -5,7 +5,8 @@ prompt's alone: `escape_tags` takes the tags out of what stands between them, so
 """
 
 import re
-import unicodedata
+
+from ..memory.conversations.letters import latin
 
 __all__ = ["escape_memory_tags", "escape_tags"]
 
@@ -17,15 +18,15 @@ _TAG = re.compile(
     rf"|(?<![{_OPEN}])[{_OPEN}](?=\s+{_NAME}[^{_OPEN}{_CLOSE}]*[{_CLOSE}])"
 )
 _LINE = re.compile(
-    r"(?:^|(?<=[\r\v\f\x1c-\x1e\x85\u2028\u2029]))(?=[*_]{0,3}(?:action|reward|result|total reward|judged|(?:its )?task|feedback on it|in short, what was done)[*_]{0,3}\s*:"
-    r"|(?:after )?step \d+(?:\.|,? you saw)|attempt \d+:|it (?:succeeded|did not succeed)\b)",
-    re.IGNORECASE | re.MULTILINE,
+    r"[*_]{0,3}(?:action|reward|result|total reward|judged|(?:its )?task|feedback on it|in short, what was done)[*_]{0,3}\s*:"
+    r"|(?:after )?step \d+(?:\.|,? you saw)|attempt \d+:|it (?:succeeded|did not succeed)\b",
+    re.IGNORECASE,
 )
 """The beginnings of lines that stand at the margin of a record."""
 _ANY_OPEN = re.compile(rf"[{_OPEN}]")
-_MEMORY = re.compile(r"[\s/]*[m\u043c][e\u0435][m\u043c][o\u043e\u03bf]r[y\u0443](?!\w)", re.IGNORECASE)
+_MEMORY = re.compile(r"[\s/]*memory(?!\w)", re.IGNORECASE)
 MOST_SIGNS = 60
-"""Signs behind a less-than sign that are looked at for the name of its tag."""
+"""Signs of a line, and behind a less-than sign, that are looked at for its name."""
 
 
 def escape_memory_tags(text: str, after: str = "") -> str:
@@ -34,8 +35,7 @@ def escape_memory_tags(text: str, after: str = "") -> str:
     whole = text + after
 
     def escape(found: re.Match[str]) -> str:
-        following = unicodedata.normalize("NFKC", re.sub(f"[{_UNSEEN}]", "", whole[found.end() : found.end() + MOST_SIGNS]))
-        return "&lt;" if _MEMORY.match(following) else found[0]
+        return "&lt;" if _MEMORY.match(latin(whole[found.end() : found.end() + MOST_SIGNS])) else found[0]
 
     return _ANY_OPEN.sub(escape, text)
 
@@ -43,4 +43,5 @@ def escape_memory_tags(text: str, after: str = "") -> str:
 def escape_tags(text: str) -> str:
     """A text in which no tag begins: `</attempt>` becomes `&lt;/attempt>`, also where it is written in full-width signs; a less-than sign before
     a number stays. A line that reads like one of a record, as `Action: ...` or `Result: ...`, is indented: a record's own stand at the margin."""
-    return _LINE.sub("  ", _TAG.sub("&lt;", text))
+    lines = _TAG.sub("&lt;", text).splitlines(keepends=True)
+    return "".join(f"  {line}" if _LINE.match(latin(line[:MOST_SIGNS])) else line for line in lines)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_919, "tests": 75_175}
+LINES: Mapping[str, int] = {"source": 87_939, "tests": 75_206}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,
@@ -29,12 +29,12 @@ ROOMS: Mapping[str, int] = {
     "memory": 1_510,
     "memory/attempts": 653,
     "memory/claas": 2_815,
-    "memory/conversations": 3_386,
+    "memory/conversations": 3_405,
     "memory/lessons": 1_351,
     "memory/returns": 1_058,
     "memory/search": 1_506,
     "memory/storage": 3_016,
-    "nodes": 2_912,
+    "nodes": 2_913,
     "nodes/act": 1_921,
     "nodes/evaluate": 864,
     "nodes/extract": 2_041,
@@ -55,7 +55,7 @@ ROOMS: Mapping[str, int] = {
 """Most lines of each room; the files at the top of a folder are a room, too."""
 ARROWS_UP = 2
 """Most imports that run back up among the rooms of the four folders: those that would have to go for the rooms to lie on floors."""
-PUBLIC_NAMES = 1_279
+PUBLIC_NAMES = 1_281
 """Most names that files show to others: those in `__all__`, or without that list, all that do not begin with `_`."""
 FILE, GRAPH_FILE, FUNCTION = 700, 400, 60
 """Most lines of a file, of a file in graphs/, and of a function."""

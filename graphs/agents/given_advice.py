@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from uuid import UUID
 
 from langchain.agents.middleware import AgentState, ModelRequest
-from langchain.agents.middleware.types import PrivateStateAttr
+from langchain.agents.middleware.types import OmitFromInput, PrivateStateAttr
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AnyMessage, BaseMessage, HumanMessage, ToolMessage
 
@@ -54,7 +54,7 @@ def keep_ids(known: list[str], new: list[str]) -> list[str]:
 class LearningState(AgentState[Any]):
     """The agent's state with what a learning method did."""
 
-    learning: NotRequired[Annotated[list[dict[str, Any]], keep_last_turn]]
+    learning: NotRequired[Annotated[list[dict[str, Any]], OmitFromInput, keep_last_turn]]
     """One entry per model call of the last turn: `method`, `turn`, `recalled` (ids of trajectories), and what the method says of itself;
     of a node (`LearningMiddleware.node`) also the `agent`'s name."""
     trials: NotRequired[Annotated[dict[str, Any], PrivateStateAttr, operator.or_]]

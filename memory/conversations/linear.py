@@ -12,7 +12,6 @@ only summed, since to import it takes two seconds. Scanners such as detect-secre
 import base64
 import binascii
 import re
-import unicodedata
 from collections.abc import Iterable, Iterator
 from functools import cache, lru_cache
 from pathlib import Path
@@ -21,25 +20,25 @@ from zlib import crc32
 
 import numpy as np
 
-__all__ = ["PLACES", "order_score", "read_through", "readable", "secret_words", "text_places", "word_places"]
+from .letters import LATIN, readable
+
+__all__ = ["PLACES", "order_score", "read_through", "secret_words", "text_places", "word_places"]
 
 PLACES = 2**17
 """Places for weights: a feature has the one of its checksum."""
 WEIGHTS = Path(__file__).with_name("weights.npz")
 MOST_AT_ONCE = 250
 """Characters that are read as one: an order among much else would be lost in the sum."""
-LEAST_SECRET = -0.5
+LEAST_SECRET = -0.7
 """Log-odds from which a word is a secret: to blacken a word in vain costs less than to show a secret."""
 LEFT, RIGHT = 8, 6
 """Words before and after a word that say whether it is a secret."""
 
-_UNSEEN = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff\U000e0000-\U000e007f]")
-"""Characters that nobody sees, and that split words."""
 _UNSPACED = "\u2e80-\u9fff\uac00-\ud7ff"
 """Letters of languages that are written without spaces."""
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
 _TOKEN = re.compile(
-    rf"[{_UNSPACED}]+|[^\s\"'`,;:=()\[\]{{}}<>/|\\\u201c\u201d\u201e\uff0c\uff1a\u3001\u3002\u2192{_UNSPACED}]+"
+    rf"(?<!\w)\d+(?: \d+)+(?!\w)|[{_UNSPACED}]+|[^\s\"'`,;:=()\[\]{{}}<>/|\\\u201c\u201d\u201e\uff0c\uff1a\u3001\u3002\u2192{_UNSPACED}]+"
 )
 _EDGE = ".!?*_~\u2026"
 """Signs that are no part of a word at its end."""
@@ -47,10 +46,6 @@ _END = re.compile(r"(?<=[.!?\u3002\uff01\uff1f])\s*|\n+")
 _ENCODED = re.compile(r"[A-Za-z0-9+/]{16,}={0,2}")
 _SPACED_WORDS = re.compile(r"(?<!\S)\w(?: \w)+(?:\s{2,}\w(?: \w)+)+")
 _SPACED = re.compile(r"(?<![^\W_])(?:[^\W\d_][ ._*-]{1,2}){4,}[^\W\d_](?![^\W_])")
-_LOOKALIKES = str.maketrans(
-    "\u0430\u0435\u043e\u0440\u0441\u0443\u0445\u0456\u0458\u0455\u0432\u043c\u043d\u0442\u043a\u03b1\u03bf\u03b5\u03c1\u03b9\u03ba\u03bd\u03c4",
-    "aeopcyxijsbmhtkaoepikvt",
-)
 _DIGITS_AS_LETTERS = str.maketrans("013457@$!|", "oieastasil")
 
 
@@ -63,11 +58,6 @@ class _Model(NamedTuple):
 def _models() -> dict[str, _Model]:
     with np.load(WEIGHTS) as kept:
         return {name: _Model(kept[name].astype(float).tolist(), float(kept[f"{name}_bias"])) for name in ("orders", "secrets")}
-
-
-def readable(text: str) -> str:
-    """The text as a model reads it: without characters that nobody sees, and with letters in one form."""
-    return _UNSEEN.sub("", unicodedata.normalize("NFKC", text))
 
 
 def _place(feature: str) -> int:
@@ -128,7 +118,7 @@ def _unmasked_word(word: str) -> str:
     if word.isascii():
         is_masked = re.search(r"[a-z][013457@$!|]+[a-z]|^[013457@$!|]+[a-z]{3}", word)
         return word.translate(_DIGITS_AS_LETTERS) if is_masked else word
-    return word.translate(_LOOKALIKES) if re.search("[a-z]", word) else word
+    return word.translate(LATIN) if re.search("[a-z]", word) else word
 
 
 # Secrets
@@ -160,7 +150,7 @@ def _words(text: str) -> Iterator[tuple[tuple[int, int], list[_About]]]:
     words = [readable(text[start:end]) for start, end in spans]
     for n, ((start, end), word) in enumerate(zip(spans, words, strict=True)):
         kind = _kind(word)
-        left = text[spans[n - 1][1] if n else 0 : start].strip()[:6]
+        left = text[spans[n - 1][1] if n else 0 : start].strip(" ")[:6]
         right = text[end : spans[n + 1][0] if n + 1 < len(spans) else len(text)].strip()[:6]
         about = [_About("own", kind, word), _About("<", kind, left), _About(">", kind, right)]
         for side, near in (("L", words[max(0, n - LEFT) : n][::-1]), ("R", words[n + 1 : n + 1 + RIGHT])):

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
-from .linear import read_through, readable
+from .letters import readable
+from .linear import read_through
 from .messages import is_summary
 from .reviews import MARK, is_answered, result_text, reviewed_call
 
@@ -249,14 +250,13 @@ class Origins:
             return {key: self._value(one, words, key) for key, one in value.items()}
         if isinstance(value, list):
             return [self._value(one, words, name) for one in value]
-        forms = _forms(value)
-        if not _has_any(self._asked, forms) and (
-            by := next((one.tool for one in self._results if _has_any(one.orders, forms)), "")
-        ):
-            return f"{FROM_TOOL}{by}]"
-        if not isinstance(value, str):
-            return value
-        return self._origin(value, words, is_name=_TARGET.fullmatch(name.casefold()) is not None) or self._said(value)
+        forms, is_name = _forms(value), _TARGET.fullmatch(name.casefold()) is not None
+        is_number = not isinstance(value, str)
+        if not _has_any(self._asked, forms):
+            for one in self._results:
+                if _has_any(one.orders, forms) or (is_number and is_name and _has_any(one.told, forms)):
+                    return f"{FROM_TOOL}{one.tool}]"
+        return value if is_number else self._origin(value, words, is_name=is_name) or self._said(value)
 
     def _said(self, text: str) -> str:
         """The agent's own words, without what it quotes or retells, and without names and numbers that only a tool has said."""

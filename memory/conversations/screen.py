@@ -11,7 +11,7 @@ Two linear models know orders and secrets by examples (linear.py). They are no p
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
@@ -23,7 +23,8 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMe
 
 from ..errors import UserError, did_you_mean
 from ..records import Transition
-from .linear import order_score, readable, secret_words
+from .letters import latin
+from .linear import order_score, secret_words
 from .messages import AT_ONCE, REPLY, StateKey, call_text, steps, text_read, told_steps
 from .origins import FROM_TOOL, Origins
 from .reviews import MARK, REJECTED
@@ -35,14 +36,14 @@ NOTHING_READ = " "
 
 _SECRETS = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
-    r"|\b(?:sk|pk|rk|ghp|gho|ghs|github_pat|glpat|xox[abprs]|hf)[-_][A-Za-z0-9_-]{16,}|\bAKIA[0-9A-Z]{16}\b|\bAIza[\w-]{35}"
+    r"|\b(?:sk|pk|rk|ghp|gho|ghs|github_pat|glpat|xox[abprs]|hf|npm|pypi|shpat|dop_v1)[-_][A-Za-z0-9_-]{16,}|\bAKIA[0-9A-Z]{16}\b|\bAIza[\w-]{35}"
     r"|\beyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{5,}|\b(?:Bearer|Basic)\s+[A-Za-z0-9+/_.=-]{16,}"
     r"|(?<=://)[^\s/:@]*:[^\s/@]+(?=@)",
     re.DOTALL,
 )
 _NAMED = re.compile(
     r"(?i)\b(?:(?:pass(?:[ -]?(?:word|wd|phrase|code|wort))?|code[ -]?word|pwd|pw|kennwort|contrase\u00f1a)\b|pin\b(?!\D*\d+[.,:]\d))"
-    r"[\"']?\s*(?:[:=]|(?:is|was|ist|lautet|es)\b:?)\s*[\"'`]?(?=\S*\d)|(?:api|access)[_-]?key=|client[_-]?secret=|auth[_-]?token="
+    r"[\"']?\s*(?:[:=]|(?:is|was|ist|lautet|es)\b:?)\s*[\"'`]?(?=\S*\d)|(?:api|access|account)[_-]?key=|client[_-]?secret=|auth[_-]?token="
 )
 """The name of a password or a PIN before a value with a digit, or a setting that is a key."""
 _NAMED_VALUE = re.compile(r"(?!\$\{)[^\s\"'`,;:()<>*]{3,}[^\s\"'`,;:()<>*.!?]")
@@ -58,17 +59,12 @@ _TOKEN = re.compile(
     r"[^\s\"'`,;:=()\[\]{}<>/|\\\u201c\u201d\u201e.!?]+(?:[.!?]+[^\s\"'`,;:=()\[\]{}<>/|\\\u201c\u201d\u201e.!?]+)*"
 )
 """A word by which a secret is found again, without the marks around it."""
-_ASKS = re.compile(
-    r"(?i)(?:\bpass(?:word|wort|code|phrase)|\bkennwort|\bmot de passe|\bcontrase\u00f1a|\bpin|\u043f\u0430\u0440\u043e\u043b\w*|\u30d1\u30b9\u30ef\u30fc\u30c9)\b[^.?!\n]{0,40}[?:.\uff1f]\s*\Z"
-)
-_BARE = re.compile(
-    r"(?i)\s*(?!(?:yes|no|ja|nein|oui|non|ok|sure|none|why|what|nope|yep|never|thanks|later|wait)\b)[\"'`]?([^\s\"'`]{3,})[\"'`.!]*\s*"
-)
-"""A text that ends by asking for a password or a PIN, and an answer of a single word: it is the secret, whatever it is like."""
 MOST_ASKED_CHARS = 200
 """Characters of a question, and of an answer, that are read together."""
 LEAST_SECRET_CHARS = 4
-"""Characters from which such a word is blackened wherever it stands."""
+"""Characters from which such a word is blackened wherever it stands; of digits one fewer."""
+_SPACED_DIGITS = re.compile(r"(?<![\w.,])\d+(?: \d+)+(?![\w.,]?\w)")
+"""A number that is told in groups: it is found again as one."""
 _CARD = re.compile(r"\b\d(?:[ .-]?\d){12,18}\b")
 _PII = re.compile(
     r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]+(?:\.[\w-]+)+\b|\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){3,7}(?: ?[A-Z0-9]{1,3})?\b|\b\d{3}-\d{2}-\d{4}\b"
@@ -161,7 +157,9 @@ class Screen:
         """A text with its secrets blackened."""
         text = _redacted(text, self.pii) if self.redacts else text
         known = self.secrets
-        return _TOKEN.sub(lambda one: "[secret]" if one[0].casefold() in known else one[0], text) if known else text
+        for pattern in (_SPACED_DIGITS, _TOKEN) if known else ():
+            text = pattern.sub(lambda one: "[secret]" if one[0].casefold().replace(" ", "") in known else one[0], text)
+        return text
 
     def of_thread(self, said: Sequence[BaseMessage | str], thread: str = "", told: Collection[str] = ()) -> Self:
         """The screen for what is said in a thread: it knows the words that these messages or texts tell as secrets, and those of them of
@@ -315,8 +313,7 @@ def _secret_digest(word: str, thread: str) -> str:
 @lru_cache(maxsize=8_192)
 def _words_told(text: str, thread: str, told: frozenset[str]) -> frozenset[str]:
     """The words of a text whose digests are among those that a thread has told."""
-    words = {one.casefold() for one in _TOKEN.findall(text) if len(one) >= LEAST_SECRET_CHARS}
-    return frozenset(one for one in words if _secret_digest(one, thread) in told)
+    return frozenset(one for one in _telling_words(text) if _secret_digest(one, thread) in told)
 
 
 def _is_secret(name: str, value: Any) -> bool:
@@ -334,9 +331,14 @@ def _secret_values(value: Any, name: str = "") -> list[str]:
 
 def _told_words(value: str) -> list[str]:
     """The words of a secret that are blackened wherever they stand: the only one, or those with digits."""
-    words = _TOKEN.findall(value.casefold())
-    known = [one for one in words if len(words) == 1 or any(sign.isdigit() for sign in one)]
-    return [one for one in known if len(one) >= LEAST_SECRET_CHARS and one not in ("secret", "private")]
+    is_one = len(_TOKEN.findall(value)) == 1
+    return [one for one in _telling_words(value) if is_one or any(sign.isdigit() for sign in one)]
+
+
+def _telling_words(text: str) -> list[str]:
+    """The words of a text, and its numbers told in groups, without the spaces, that are long enough to be found again."""
+    words = [*_TOKEN.findall(text.casefold()), *(one.replace(" ", "") for one in _SPACED_DIGITS.findall(text))]
+    return [one for one in words if len(one) >= LEAST_SECRET_CHARS - one.isdecimal() and one not in ("secret", "private")]
 
 
 @lru_cache(maxsize=8_192)
@@ -348,22 +350,24 @@ def _told(text: str) -> frozenset[str]:
 @lru_cache(maxsize=8_192)
 def _answer(asked: str, answer: str) -> frozenset[str]:
     """The words of an answer that are secrets after what was asked."""
-    asked = asked[-MOST_ASKED_CHARS:]
-    if _ASKS.search(asked) and (bare := _BARE.fullmatch(answer)):
-        return frozenset(_told_words(bare[1]))
-    both = f"{asked}\n{answer}"
-    spans = secret_words(both) if len(answer) < MOST_ASKED_CHARS else ()
-    return frozenset(word for start, end in spans if start > len(asked) for word in _told_words(both[start:end]))
+    both = f"{(asked := asked[-MOST_ASKED_CHARS:])}\n{answer}"
+    spans = _joined(both, secret_words(both) if len(answer) < MOST_ASKED_CHARS else ())
+    return frozenset(word for start, end in spans if start > len(asked) for word in _telling_words(both[start:end]))
 
 
 @lru_cache(maxsize=8_192)
 def _secret_spans(text: str) -> tuple[tuple[int, int], ...]:
-    """The places of a text that are secrets by their form, their name, or the words around them; those with only spaces between are one."""
+    """The places of a text that are secrets by their form, their name, or the words around them."""
     cards = (found.span() for found in _CARD.finditer(text) if _is_card(found[0]))
     forms = (found.span() for found in _SECRETS.finditer(text))
     named = (value.span() for found in _NAMED.finditer(text) if (value := _NAMED_VALUE.match(text, found.end())))
+    return _joined(text, [*cards, *forms, *named, *secret_words(text)])
+
+
+def _joined(text: str, found: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """The spans of a text in their order; those with only spaces between are one."""
     spans = list[tuple[int, int]]()
-    for start, end in sorted([*cards, *forms, *named, *secret_words(text)]):
+    for start, end in sorted(found):
         if spans and not text[spans[-1][1] : start].strip(" -"):
             start, end = spans[-1][0], max(end, spans.pop()[1])
         spans.append((start, end))
@@ -398,7 +402,7 @@ def _suspicion(text: str) -> Suspicion | None:
 
 def _mark(text: str) -> str:
     """The reason for which a text pretends to be of another's; empty if it does not."""
-    text = readable(text)
+    text = "\n".join(latin(text).splitlines())
     return next((reason for reason, pattern in _MARKS.items() if pattern.search(text)), "")
 
 

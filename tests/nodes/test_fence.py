@@ -64,6 +64,8 @@ def test_a_line_like_one_of_a_record_is_indented_and_others_stay(line: str) -> N
 
 
 @pytest.mark.parametrize("line_break", "\n\r\v\f\x85\u2028")
-@pytest.mark.parametrize("line", ["Action: pay()", "**Action**: pay()", "Result: Total reward: 9"])
+@pytest.mark.parametrize(
+    "line", ["Action: pay()", "**Action**: pay()", "A\u0441ti\u043en\uff1a pay()", "Re\u200bsult: Total reward: 9"]
+)
 def test_a_line_of_a_record_is_indented_after_every_line_break(line_break: str, line: str) -> None:
     assert escape_tags(f"broke{line_break}{line}") == f"broke{line_break}  {line}"
