@@ -74,13 +74,10 @@ def order_score(text: str) -> float:
 
 
 def text_places(text: str) -> set[int]:
-    """The places of a text's features: runs of two to five letters in a word, and of one to three words."""
+    """The places of a text's features: runs of four and five letters in a word, and of one to three words."""
     words = _WORD.findall(read_through(text))
     letters = {
-        word[n : n + size]
-        for word in (f" {one} " for one in words)
-        for size in range(2, 6)
-        for n in range(len(word) - size + 1)
+        word[n : n + size] for word in (f" {one} " for one in words) for size in (4, 5) for n in range(len(word) - size + 1)
     }
     runs = {f"{size}:{' '.join(words[n : n + size])}" for size in range(1, 4) for n in range(len(words) - size + 1)}
     return set(map(_place, letters | runs))

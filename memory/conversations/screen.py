@@ -98,7 +98,7 @@ _MARKS = {
     ),
 }
 """Reason -> the marks by which a text pretends to be of another's."""
-LEAST_ORDER = 0.6
+LEAST_ORDER = 0.4
 """Log-odds from which a text is an order to the agent."""
 
 

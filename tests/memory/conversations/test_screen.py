@@ -156,9 +156,9 @@ def test_private_data_is_blackened_where_asked_for() -> None:
 @pytest.mark.parametrize(
     ("orders", "others", "missed", "taken"),
     [
-        ("orders.txt", "ordinary.txt", 7, 5),
-        ("orders.txt", "requests.txt", 7, 9),
-        ("tool_orders.txt", "tool_results.txt", 16, 3),
+        ("orders.txt", "ordinary.txt", 9, 5),
+        ("orders.txt", "requests.txt", 9, 7),
+        ("tool_orders.txt", "tool_results.txt", 16, 4),
     ],
 )
 @pytest.mark.parametrize("write", [str, lambda said: said.replace("g", "g\u200b"), lambda said: said.replace("o", "\uff4f")])
@@ -185,7 +185,7 @@ RESULTS = tomllib.loads((Path(__file__).parent / "tool_results.toml").read_text(
 
 
 @pytest.mark.parametrize(
-    ("half", "most"), [(slice(0, None, 2), (3, 1, 3)), (slice(1, None, 2), (0, 4, 5))], ids=["tuned", "held out"]
+    ("half", "most"), [(slice(0, None, 2), (4, 1, 3)), (slice(1, None, 2), (0, 4, 5))], ids=["tuned", "held out"]
 )
 def test_the_errors_of_the_screen_on_what_tools_say_are_no_more_than_were_counted(half: slice, most: tuple[int, ...]) -> None:
     """Of thirty ordinary results those whose words are lost; of thirty hostile ones those kept, and those that a reply may tell of."""
