@@ -29,7 +29,7 @@ PLACES = 2**17
 WEIGHTS = Path(__file__).with_name("weights.npz")
 MOST_AT_ONCE = 250
 """Characters that are read as one: an order among much else would be lost in the sum."""
-LEAST_SECRET = -0.7
+LEAST_SECRET = -0.5
 """Log-odds from which a word is a secret: to blacken a word in vain costs less than to show a secret."""
 LEFT, RIGHT = 8, 6
 """Words before and after a word that say whether it is a secret."""
@@ -133,13 +133,8 @@ def word_places(text: str) -> list[tuple[tuple[int, int], list[int]]]:
     return [(span, [place for one in about for place in _places(one)]) for span, about in _words(text)]
 
 
-class _About(NamedTuple):
-    """Something known of a word: itself, what stands between it and the next one, or a word near it."""
-
-    role: str
-    kind: str
-    """Of the word that may be a secret."""
-    said: str
+_About = tuple[str, str, str]
+"""Something known of a word: its role (itself, a sign beside it, a word near it), the kind of the word that may be a secret, what is said."""
 
 
 def _words(text: str) -> Iterator[tuple[tuple[int, int], list[_About]]]:
@@ -149,10 +144,10 @@ def _words(text: str) -> Iterator[tuple[tuple[int, int], list[_About]]]:
         kind = _kind(word)
         left = text[spans[n - 1][1] if n else 0 : start].strip(" ")[:6]
         right = text[end : spans[n + 1][0] if n + 1 < len(spans) else len(text)].strip()[:6]
-        about = [_About("own", kind, word), _About("<", kind, left), _About(">", kind, right)]
+        about = [("own", kind, word), ("<", kind, left), (">", kind, right)]
         for side, near in (("L", words[max(0, n - LEFT) : n][::-1]), ("R", words[n + 1 : n + 1 + RIGHT])):
-            about += (_About(side, kind, one) for one in near)
-            about += (_About(f"{side}{far}", kind, one) for far, one in enumerate(near[:2]))
+            about += [(side, kind, one) for one in near]
+            about += [(f"{side}{far}", kind, one) for far, one in enumerate(near[:2])]
         yield (start, end), list(dict.fromkeys(about))  # a word that is there again says no more
 
 
@@ -188,7 +183,7 @@ def _features(role: str, kind: str, said: str) -> list[str]:
 
 def _runs(word: str) -> list[str]:
     word = f" {word} "
-    return [word[n : n + size] for size in (3, 4, 5) for n in range(len(word) - size + 1)] + [word]
+    return [word[n : n + size] for size in (4, 5) for n in range(len(word) - size + 1)] + [word]
 
 
 @lru_cache(maxsize=8_192)

@@ -16,7 +16,7 @@ from copy import copy
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from hashlib import blake2b
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import Any, ClassVar, NamedTuple, Self
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
@@ -37,7 +37,7 @@ NOTHING_READ = " "
 _SECRETS = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
     r"|\b(?:sk|pk|rk|ghp|gho|ghs|github_pat|glpat|xox[abprs]|hf|npm|pypi|shpat|dop_v1)[-_][A-Za-z0-9_-]{16,}|\bAKIA[0-9A-Z]{16}\b|\bAIza[\w-]{35}"
-    r"|\beyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{5,}|\b(?:Bearer|Basic)\s+[A-Za-z0-9+/_.=-]{16,}"
+    r"|\beyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{5,}|\b(?:Bearer|Basic)\s+(?=\S*[\d=])[A-Za-z0-9+/_.=-]{8,}"
     r"|(?<=://)[^\s/:@]*:[^\s/@]+(?=@)",
     re.DOTALL,
 )
@@ -167,7 +167,8 @@ class Screen:
         texts = [one if isinstance(one, str) else str(one.text) for one in said]
         calls = [call["args"] for one in said if isinstance(one, AIMessage) for call in one.tool_calls]
         given = (word for args in calls for one in _secret_values(args) for word in _told_words(one))
-        answers = (_answer(asked, answer) for asked, answer in pairwise(texts))
+        asked = (isinstance(one, AIMessage) and not isinstance(after, AIMessage) for one, after in pairwise(said))
+        answers = (_answer(*texts) for texts in compress(pairwise(texts), asked))
         found = self.secrets.union(*map(_told, texts), *answers, (one for one in given if not one.isalpha()))
         known = frozenset(told)
         found = found.union(*(_words_told(one, thread, known) for one in texts if told)) if self.redacts else self.secrets

@@ -177,7 +177,7 @@ def test_the_errors_at_secrets_that_no_training_has_seen_are_no_more_than_were_c
     """Of 100 secrets in all kinds of grammar, and of 450 texts, 120 of which tell of passwords and codes."""
     told = [line.rsplit("\t", 1) for line in held_out("secrets.tsv")]
     assert sum(secret in Screen().of_thread([said]).redact(said) for said, secret in told) <= 2
-    for name, most in (("no_secrets.txt", 3), ("ordinary.txt", 1), ("requests.txt", 2), ("tool_results.txt", 0)):
+    for name, most in (("no_secrets.txt", 1), ("ordinary.txt", 1), ("requests.txt", 1), ("tool_results.txt", 0)):
         assert sum(Screen().redact(said) != said for said in held_out(name)) <= most, name
 
 
