@@ -14,11 +14,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_932, "tests": 75_206}
+LINES: Mapping[str, int] = {"source": 87_963, "tests": 75_255}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,
-    "graphs/agents": 8_547,
+    "graphs/agents": 8_559,
     "graphs/baselines": 1_669,
     "graphs/cli": 2_988,
     "graphs/experiments": 7_620,
@@ -29,7 +29,7 @@ ROOMS: Mapping[str, int] = {
     "memory": 1_510,
     "memory/attempts": 653,
     "memory/claas": 2_815,
-    "memory/conversations": 3_398,
+    "memory/conversations": 3_417,
     "memory/lessons": 1_351,
     "memory/returns": 1_058,
     "memory/search": 1_506,

@@ -257,8 +257,18 @@ class CriticMiddleware(LearningMiddleware[StudyIndex[Content]], Generic[Content]
             LOG.warning("%s: nothing was learned from %s of %s: %s", self.method, trajectory.id, where, logged or error)
         before = index.reflections.get(trajectory.id) if error else None  # what was learned before still holds
         self.keep_reflections(
-            memory, {trajectory.id: replace(before or self.reflection(trajectory, answer), error=error)}, group
+            memory, {trajectory.id: replace(before or self._screened(self.reflection(trajectory, answer)), error=error)}, group
         )
+
+    def _screened(self, made: Reflection) -> Reflection:
+        """The reflection as it is kept."""
+        clean = self.screen.criticism
+        lessons = [
+            replace(one, text=clean(one.text), title=clean(one.title), description=clean(one.description))
+            for one in made.lessons
+            if clean(f"{one.title}\n{one.description}\n{one.text}")
+        ]
+        return replace(made, note=clean(made.note), lessons=tuple(lessons))
 
     def keep_reflections(
         self, memory: ScopeMemory[StudyIndex[Content]], written: Mapping[str, Reflection], group: Sequence[Trajectory]

@@ -242,7 +242,9 @@ class TrainingFreeGRPOMiddleware(CriticMiddleware[None]):
                 versions.refresh()
                 if not all(memory.conversations.trajectories.get(one.id) for one in group):
                     return  # one was forgotten or quarantined meanwhile
-                method.edit(group, comparison)
+                edits = [replace(one, text=self.screen.criticism(one.text)) for one in comparison.edits]
+                kept = tuple(one for one in edits if one.text or one.op in ("delete", "keep"))
+                method.edit(group, replace(comparison, edits=kept))
         except Exception as failure:
             if self._is_given_up(memory, group, failure):
                 lost = Reflection("", "", "", note=f"lost {group_name(group)}", error=memory.index.failure)

@@ -11,9 +11,11 @@ only summed, since to import it takes two seconds. Scanners such as detect-secre
 
 import base64
 import binascii
+import math
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache, lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -42,7 +44,7 @@ _TOKEN = re.compile(
 )
 _EDGE = ".!?*_~\u2026"
 """Signs that are no part of a word at its end."""
-_END = re.compile(r"(?<=[.!?\u3002\uff01\uff1f])\s*|\n+")
+_END = re.compile(r"(?<!\d\.)(?<=[.!?;])(?=\s|[A-Z])\s*|(?<=[\u3002\uff01\uff1f])\s*|\n+")
 _ENCODED = re.compile(r"[A-Za-z0-9+/]{16,}={0,2}")
 _SPACED_WORDS = re.compile(r"(?<!\S)\w(?: \w)+(?:\s{2,}\w(?: \w)+)+")
 _SPACED = re.compile(r"(?<![^\W_])(?:[^\W\d_][ ._*-]{1,2}){4,}[^\W\d_](?![^\W_])")
@@ -68,13 +70,29 @@ def _place(feature: str) -> int:
 
 
 def order_score(text: str) -> float:
-    """Log-odds that a text, or a part of it, gives the agent orders, rules, or privileges for others."""
-    model = _models()["orders"]
-    return model.bias + max(sum(model.weights[place] for place in text_places(part)) for part in _parts(text))
+    """Log-odds that some sentences in a row of a text, or one of them, give the agent orders, rules, or privileges for others.
+
+    The greatest of all such rows of at most `MOST_AT_ONCE` characters: what stands around an order does not hide it.
+    """
+    model, sentences = _models()["orders"], [(len(one), _sentence_places(one)) for one in _sentences(text)]
+    found = -math.inf
+    for first in range(len(sentences)):
+        score, chars, seen = model.bias, 0, set[int]()
+        for count, places in islice(sentences, first, None):
+            if seen and chars + count > MOST_AT_ONCE:
+                break
+            score += sum(model.weights[place] for place in places - seen)
+            chars, seen, found = chars + count, seen | places, max(found, score)
+    return found
 
 
 def text_places(text: str) -> set[int]:
-    """The places of a text's features: runs of four and five letters in a word, and of one to three words."""
+    """The places of a text's features."""
+    return set().union(*map(_sentence_places, _sentences(text)))
+
+
+def _sentence_places(text: str) -> set[int]:
+    """The places of a sentence's features: runs of four and five letters in a word, and of one to three words."""
     words = _WORD.findall(read_through(text))
     letters = {
         word[n : n + size] for word in (f" {one} " for one in words) for size in (4, 5) for n in range(len(word) - size + 1)
@@ -83,16 +101,10 @@ def text_places(text: str) -> set[int]:
     return set(map(_place, letters | runs))
 
 
-def _parts(text: str) -> Iterator[str]:
-    """The parts of a long text that are read as one: sentences, as many in a row as `MOST_AT_ONCE` has room for."""
-    sentences = [one[n : n + MOST_AT_ONCE] for one in _END.split(text) for n in range(0, len(one), MOST_AT_ONCE)] or [""]
-    for first in range(len(sentences)):
-        part, last = sentences[first], first + 1
-        while last < len(sentences) and len(part) + len(sentences[last]) < MOST_AT_ONCE:
-            part, last = f"{part} {sentences[last]}", last + 1
-        yield part
-        if last == len(sentences):
-            return
+def _sentences(text: str) -> list[str]:
+    """The sentences of a text; a long one in pieces."""
+    sentences = filter(None, _END.split(text))
+    return [one[n : n + MOST_AT_ONCE] for one in sentences for n in range(0, len(one), MOST_AT_ONCE)] or [""]
 
 
 def read_through(text: str) -> str:

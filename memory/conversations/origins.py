@@ -86,6 +86,8 @@ _TO_NAME = (
 """An order with the name of a tool for its verb, whatever the name is: `please share_file`, `next step: refund`."""
 _FIELD = re.compile(r"\b([A-Za-z_]\w{0,24})[\"']?\s*[=:](?!/)")
 _END = re.compile(r"\n|\\n|(?<=[.!?])\s")
+_FIELDS = re.compile(r"[{}\[\]\"]+|,\s*(?=[\"'])|(?<!\w)'|'(?!\w)")
+"""What stands between the fields of an object in JSON or Python: each is read as a line of its own."""
 _SENTENCE = re.compile(r"[^\s.!?][^\n.!?]{11,}[.!?]?")
 _TOKEN = re.compile(r"[^\s'\"(),;<>]*[\d@/][^\s'\"(),;<>]*")
 """Names of accounts, addresses, links, dates, numbers."""
@@ -210,7 +212,7 @@ class Origins:
 
     def _note_result(self, tool: str, text: str, *, is_kept: bool) -> bool:
         """Note what a tool has said. Returns whether its words are kept; those of an order are not."""
-        said, parts = _plain(text), _END.split(readable(text))
+        said, parts = _plain(text), _END.split(_FIELDS.sub("\n", readable(text)))
         if " ".join((hidden := read_through(text)).split()) != said:
             parts.append(hidden)
         ordering = [one for one in parts if _ORDER.search(one) or self._names_tool(one)]

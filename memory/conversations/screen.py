@@ -2,6 +2,7 @@
 
     redact      secrets (keys, tokens, passwords, PINs, card numbers), and with `pii` addresses, phone and identity numbers, become `[secret]`
     of_thread   words that were told as passwords or PINs are blackened wherever they stand in their thread
+    criticism   the same for what critics write, and nothing of it where it pretends to be of another's
     suspicion   texts that read like instructions to the agent: a user's turn with one is quarantined, with what follows in its thread
     learnable   messages without calls of tools that are never to be learned, and without their results
     steps       the steps without the words of tools, and with the origin of values that only a tool has said (origins.py)
@@ -98,8 +99,8 @@ _MARKS = {
     ),
 }
 """Reason -> the marks by which a text pretends to be of another's."""
-LEAST_ORDER = 0.4
-"""Log-odds from which a text is an order to the agent."""
+LEAST_ORDER, LEAST_TOOL_ORDER = 0.8, 0.4
+"""Log-odds from which a text is an order to the agent: a user's, and a tool's, whose words are lost at a lower price than a turn."""
 
 
 class Suspicion(NamedTuple):
@@ -176,6 +177,10 @@ class Screen:
         vars(made).update(secrets=found, digests=tuple(sorted(digests)))  # they are no options
         return made
 
+    def criticism(self, text: str) -> str:
+        """A text that a critic wrote, which may repeat what it has read, with its secrets blackened; empty if it has the marks of another's."""
+        return "" if self.finds_instructions and _mark(text) else self.redact(text)
+
     def suspicion(self, *texts: str) -> Suspicion | None:
         """The first instruction-like text of others; None if there is none."""
         return next(filter(None, map(_suspicion, texts if self.finds_instructions else ())), None)
@@ -238,7 +243,7 @@ class Screen:
 
     def _origins(self, listed: Mapping[str, Collection[str]] | None) -> Origins:
         return Origins(
-            lambda text: self.suspicion(text) is not None,
+            lambda text: _suspicion(text, LEAST_TOOL_ORDER) is not None,
             lambda text: bool(_mark(text)),
             self.trusted_tools,
             listed or {},
@@ -395,8 +400,8 @@ def _redacted(text: str, pii: bool) -> str:
 
 
 @lru_cache(maxsize=8_192)
-def _suspicion(text: str) -> Suspicion | None:
-    reason = _mark(text) or ("gives the agent an order or a rule" if order_score(text) > LEAST_ORDER else "")
+def _suspicion(text: str, least: float = LEAST_ORDER) -> Suspicion | None:
+    reason = _mark(text) or ("gives the agent an order or a rule" if order_score(text) > least else "")
     digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
     return Suspicion(reason, digest) if reason else None
 

@@ -14,10 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from scipy.sparse import csr_matrix
 from sklearn.linear_model import LogisticRegression
 
 from learngraph.memory.conversations.linear import PLACES, text_places, word_places
+from learngraph.memory.conversations.messages import last_turn
 from learngraph.memory.conversations.screen import Screen
 
 _MAY_TELL = re.compile("(?i)pass|pin|code|key|secret|\u043f\u0430\u0440\u043e\u043b")
@@ -64,10 +66,8 @@ def train(path: Path) -> Path:
 
 def measure() -> str:
     """The errors of the screen with the weights in the package, at the held-out texts."""
-    found = [
-        f"{name}: an order in {_count(_is_order, name)}"
-        for name in ("orders", "ordinary", "requests", "tool_orders", "tool_results")
-    ]
+    found = [f"{name}: an order in {_count(_is_order, name)}" for name in ("orders", "ordinary", "requests")]
+    found += [f"{name}: words kept of {_count(_is_kept, name)}" for name in ("tool_orders", "tool_results")]
     told = [(text, secret) for text, secrets in read_secrets(is_held_out=True).items() for secret in secrets]
     blackened = sum(secret not in Screen().of_thread([text]).redact(text) for text, secret in told)
     found.append(f"secrets: blackened {blackened} of {len(told)}")
@@ -82,6 +82,12 @@ def _count(has: Callable[[str], bool], name: str) -> str:
 
 def _is_order(text: str) -> bool:
     return Screen().suspicion(text) is not None
+
+
+def _is_kept(result: str) -> bool:
+    look = AIMessage("", tool_calls=[{"name": "look", "args": {}, "id": "look"}])
+    talk = [HumanMessage("Look it up."), look, ToolMessage(result, tool_call_id="look", name="look"), AIMessage("Done.")]
+    return result in Screen().steps(talk, last_turn)[-1].observation_text
 
 
 def _is_changed(text: str) -> bool:

@@ -156,12 +156,20 @@ def test_private_data_is_blackened_where_asked_for() -> None:
 @pytest.mark.parametrize(
     ("orders", "others", "missed", "taken"),
     [
-        ("orders.txt", "ordinary.txt", 9, 5),
-        ("orders.txt", "requests.txt", 9, 7),
-        ("tool_orders.txt", "tool_results.txt", 16, 4),
+        ("orders.txt", "ordinary.txt", 10, 7),
+        ("orders.txt", "requests.txt", 10, 8),
+        ("tool_orders.txt", "tool_results.txt", 18, 2),
     ],
 )
-@pytest.mark.parametrize("write", [str, lambda said: said.replace("g", "g\u200b"), lambda said: said.replace("o", "\uff4f")])
+@pytest.mark.parametrize(
+    "write",
+    [
+        str,
+        lambda said: said.replace("g", "g\u200b"),
+        lambda said: said.replace("o", "\uff4f"),
+        lambda said: f"My lamp is late.\n{said}\nWhen does it come?",
+    ],
+)
 def test_the_errors_at_orders_that_no_training_has_seen_are_no_more_than_were_counted(
     orders: str, others: str, missed: int, taken: int, write: Callable[[str], str]
 ) -> None:
