@@ -314,11 +314,11 @@ def _name_words(tool: str) -> list[str]:
 
 
 def _says_to_call(text: str, orders: str, name: str) -> bool:
-    """True if a text says to call the tool of this name, or has an order with a name that is no word of a language."""
+    """True if a text says to call the tool of this name, in whatever language if the name is no word of one, or an order has such a name."""
     name = name.casefold()
-    return ("_" in name and _has(orders, name)) or (
-        name in text and re.search(_TO_CALL.format(re.escape(name)), text) is not None
-    )
+    if "_" in name and (_has(orders, name) or re.search(rf"(?<!\w){re.escape(name)}(?!\w)(?!:?\s+{_DONE})", text)):
+        return True
+    return name in text and re.search(_TO_CALL.format(re.escape(name)), text) is not None
 
 
 def _texts(value: Any) -> list[str]:

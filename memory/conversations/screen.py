@@ -39,12 +39,12 @@ _SECRETS = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
     r"|\b(?:sk|pk|rk|ghp|gho|ghs|github_pat|glpat|xox[abprs]|hf|npm|pypi|shpat|dop_v1)[-_][A-Za-z0-9_-]{16,}|\bAKIA[0-9A-Z]{16}\b|\bAIza[\w-]{35}"
     r"|\beyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{5,}|\b(?:Bearer|Basic)\s+(?=\S*[\d=])[A-Za-z0-9+/_.=-]{8,}"
-    r"|(?<=://)[^\s/:@]*:[^\s/@]+(?=@)",
+    r"|(?<![\w/+])(?=[a-z0-9/+]*[A-Z])(?=[A-Za-z/+]*\d)[A-Za-z0-9/+]{40}(?![\w/+=])|(?<=://)[^\s/:@]*:[^\s/@]+(?=@)",
     re.DOTALL,
 )
 _NAMED = re.compile(
     r"(?i)\b(?:(?:pass(?:[ -]?(?:word|wd|phrase|code|wort))?|code[ -]?word|pwd|pw|kennwort|contrase\u00f1a)\b|pin\b(?!\D*\d+[.,:]\d))"
-    r"[\"']?\s*(?:[:=]|(?:is|was|ist|lautet|es)\b:?)\s*[\"'`]?(?=\S*\d)|(?:api|access|account)[_-]?key=|client[_-]?secret=|auth[_-]?token="
+    r"[\"']?\s*(?:[:=]|(?:is|was|ist|lautet|es)\b:?)\s*[\"'`]?(?=\S*\d)|(?:api|access|account)[_-]?key=|client[_-]?secret=|(?:auth[_-]?)?token=|\bsid=|session[_-]?id="
 )
 """The name of a password or a PIN before a value with a digit, or a setting that is a key."""
 _NAMED_VALUE = re.compile(r"(?!\$\{)[^\s\"'`,;:()<>*]{3,}[^\s\"'`,;:()<>*.!?]")
@@ -367,7 +367,8 @@ def _secret_spans(text: str) -> tuple[tuple[int, int], ...]:
     cards = (found.span() for found in _CARD.finditer(text) if _is_card(found[0]))
     forms = (found.span() for found in _SECRETS.finditer(text))
     named = (value.span() for found in _NAMED.finditer(text) if (value := _NAMED_VALUE.match(text, found.end())))
-    return _joined(text, [*cards, *forms, *named, *secret_words(text)])
+    words = (span for span in secret_words(text) if text[slice(*span)] not in ("secret", "private"))
+    return _joined(text, [*cards, *forms, *named, *words])
 
 
 def _joined(text: str, found: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
