@@ -10,7 +10,7 @@
 #   make bench      measures speed and cost, about 25 minutes on 2 quiet cores, and writes tests/performance/RESULTS.md;
 #                   ARGS=--quick checks that it runs, ARGS="--only 13 bench_lora" runs a part
 #
-# Tests run in JOBS processes (2); ARGS="-k name" and the like are handed to pytest.
+# Tests run in JOBS processes (2; slow ones, which wait for servers and processes a third of their time, in 3); ARGS="-k name" and the like are handed to pytest.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -20,6 +20,7 @@ PIP = $(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/python -m pip i
 , := ,
 CODE := graphs nodes memory tools tests src
 JOBS ?= 2
+slow quick-and-slow: JOBS = 3
 PYTEST = $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 # The games of Jericho are played where their files are (JERICHO_GAMES) and the package is.
 NOT_ASKED = not long and not dev and not vllm$(if $(JERICHO_GAMES),, and not jericho)
