@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_964, "tests": 75_272}
+LINES: Mapping[str, int] = {"source": 87_966, "tests": 75_271}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_164,
@@ -29,7 +29,7 @@ ROOMS: Mapping[str, int] = {
     "memory": 1_510,
     "memory/attempts": 653,
     "memory/claas": 2_815,
-    "memory/conversations": 3_418,
+    "memory/conversations": 3_420,
     "memory/lessons": 1_351,
     "memory/returns": 1_058,
     "memory/search": 1_506,

@@ -314,7 +314,8 @@ def _name_words(tool: str) -> list[str]:
 
 
 def _says_to_call(text: str, orders: str, name: str) -> bool:
-    """True if a text says to call the tool of this name, in whatever language if the name is no word of one, or an order has such a name."""
+    """True if a text says to call the tool of this name. A name that is no word of a language, as `send_money`, says so by itself, unless
+    what became of a call follows it."""
     name = name.casefold()
     if "_" in name and (_has(orders, name) or re.search(rf"(?<!\w){re.escape(name)}(?!\w)(?!:?\s+{_DONE})", text)):
         return True

@@ -24,7 +24,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMe
 
 from ..errors import UserError, did_you_mean
 from ..records import Transition
-from .letters import latin
+from .letters import SPACED_DIGITS, latin
 from .linear import order_score, secret_words
 from .messages import AT_ONCE, REPLY, StateKey, call_text, steps, text_read, told_steps
 from .origins import FROM_TOOL, Origins
@@ -44,7 +44,7 @@ _SECRETS = re.compile(
 )
 _NAMED = re.compile(
     r"(?i)\b(?:(?:pass(?:[ -]?(?:word|wd|phrase|code|wort))?|code[ -]?word|pwd|pw|kennwort|contrase\u00f1a)\b|pin\b(?!\D*\d+[.,:]\d))"
-    r"[\"']?\s*(?:[:=]|(?:is|was|ist|lautet|es)\b:?)\s*[\"'`]?(?=\S*\d)|(?:api|access|account)[_-]?key=|client[_-]?secret=|(?:auth[_-]?)?token=|\bsid=|session[_-]?id="
+    r"[\"']?\s*(?:[:=]|(?:is|was|ist|lautet|es)\b:?)\s*[\"'`]?(?=\S*\d)|(?:api|access|account)[_-]?key=|client[_-]?secret=|auth[_-]?token=|\btoken=|\bsid=|session[_-]?id="
 )
 """The name of a password or a PIN before a value with a digit, or a setting that is a key."""
 _NAMED_VALUE = re.compile(r"(?!\$\{)[^\s\"'`,;:()<>*]{3,}[^\s\"'`,;:()<>*.!?]")
@@ -64,8 +64,6 @@ MOST_ASKED_CHARS = 200
 """Characters of a question, and of an answer, that are read together."""
 LEAST_SECRET_CHARS = 4
 """Characters from which such a word is blackened wherever it stands; of digits one fewer."""
-_SPACED_DIGITS = re.compile(r"(?<![\w.,])\d+(?: \d+)+(?![\w.,]?\w)")
-"""A number that is told in groups: it is found again as one."""
 _CARD = re.compile(r"\b\d(?:[ .-]?\d){12,18}\b")
 _PII = re.compile(
     r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]+(?:\.[\w-]+)+\b|\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){3,7}(?: ?[A-Z0-9]{1,3})?\b|\b\d{3}-\d{2}-\d{4}\b"
@@ -100,7 +98,7 @@ _MARKS = {
 }
 """Reason -> the marks by which a text pretends to be of another's."""
 LEAST_ORDER, LEAST_TOOL_ORDER = 0.8, 0.4
-"""Log-odds from which a text is an order to the agent: a user's, and a tool's, whose words are lost at a lower price than a turn."""
+"""Log-odds from which a text is an order to the agent, a user's and a tool's: to lose the words of a result costs less than to lose a turn."""
 
 
 class Suspicion(NamedTuple):
@@ -158,7 +156,7 @@ class Screen:
         """A text with its secrets blackened."""
         text = _redacted(text, self.pii) if self.redacts else text
         known = self.secrets
-        for pattern in (_SPACED_DIGITS, _TOKEN) if known else ():
+        for pattern in (SPACED_DIGITS, _TOKEN) if known else ():
             text = pattern.sub(lambda one: "[secret]" if one[0].casefold().replace(" ", "") in known else one[0], text)
         return text
 
@@ -343,7 +341,7 @@ def _told_words(value: str) -> list[str]:
 
 def _telling_words(text: str) -> list[str]:
     """The words of a text, and its numbers told in groups, without the spaces, that are long enough to be found again."""
-    words = [*_TOKEN.findall(text.casefold()), *(one.replace(" ", "") for one in _SPACED_DIGITS.findall(text))]
+    words = [*_TOKEN.findall(text.casefold()), *(one.replace(" ", "") for one in SPACED_DIGITS.findall(text))]
     return [one for one in words if len(one) >= LEAST_SECRET_CHARS - one.isdecimal() and one not in ("secret", "private")]
 
 
@@ -356,7 +354,8 @@ def _told(text: str) -> frozenset[str]:
 @lru_cache(maxsize=8_192)
 def _answer(asked: str, answer: str) -> frozenset[str]:
     """The words of an answer that are secrets after what was asked."""
-    both = f"{(asked := asked[-MOST_ASKED_CHARS:])}\n{answer}"
+    asked = asked[-MOST_ASKED_CHARS:]
+    both = f"{asked}\n{answer}"
     spans = _joined(both, secret_words(both) if len(answer) < MOST_ASKED_CHARS else ())
     return frozenset(word for start, end in spans if start > len(asked) for word in _telling_words(both[start:end]))
 
