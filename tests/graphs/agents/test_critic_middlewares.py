@@ -246,8 +246,8 @@ class FussyModel(HeedfulClerk):
 @pytest.mark.parametrize(
     "hostile",
     [
-        {"message": "My order A0 arrived broken. " + "log " * 30_000},
-        {"text": "no " * 30_000},
+        {"message": "My order A0 arrived broken. " + "log " * 8_000},
+        {"text": "no " * 8_000},
         {"message": "\ud83d A0 \0"},
         {"text": "\ud83d\0"},
         {},
@@ -524,6 +524,7 @@ def test_a_wish_in_words_is_shown_however_many_bare_thumbs_came_after_it() -> No
     assert ": What is part 15" in shown
 
 
+@pytest.mark.slow
 def test_lessons_follow_a_truth_that_changes() -> None:
     def resolve(how: Literal["refund", "replace"]) -> str:
         """Resolve the customer's issue."""

@@ -138,6 +138,7 @@ def test_what_stood_in_the_prompt_is_recalled_also_where_the_model_takes_another
     assert "2 of 3 model calls of this process had something recalled" in str(learner.status(tenant="acme"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [pytest.param({}, marks=pytest.mark.long), {"user": "user_id"}])
 def test_decisions_follow_a_truth_that_changes(options: dict[str, Any]) -> None:
     def resolve(how: Literal["refund", "replace", "exchange"]) -> str:

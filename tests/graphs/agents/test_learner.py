@@ -516,6 +516,7 @@ def test_status_asks_for_a_state_key_only_who_has_given_none() -> None:
         assert said in learner.status().remedy
 
 
+@pytest.mark.slow
 def test_status_says_whether_rewards_rose() -> None:
     agent, learner = make(InMemoryStore())
     for n in range(40):
@@ -542,6 +543,7 @@ def test_status_says_whether_rewards_rose() -> None:
         assert not trend(rewards, has_recalled)
 
 
+@pytest.mark.slow
 def test_status_asks_for_a_state_key_where_all_is_recalled_and_nothing_gets_better() -> None:
     agent, learner = make(InMemoryStore())
     learner._has_key = False

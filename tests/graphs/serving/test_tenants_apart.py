@@ -117,6 +117,7 @@ async def test_damaged_files_of_one_tenant_stop_only_that_tenant(tmp_path: Path,
         assert "bob" not in json.dumps(await service.status("acme"))
 
 
+@pytest.mark.slow
 async def test_tenants_read_no_folders_of_the_server(tmp_path: Path) -> None:
     """In the reasons of jobs, records and versions, in the learner's state, whatever the error said."""
     async with serving(tmp_path, poison="poison") as service:

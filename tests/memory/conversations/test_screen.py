@@ -31,6 +31,7 @@ def test_secrets_are_blackened_and_other_numbers_stay(said: str, kept: str) -> N
     assert Screen().redact(said) == kept
 
 
+@pytest.mark.slow
 def test_a_long_text_without_a_space_is_read_at_once() -> None:
     """Each place of it was the beginning of a mail address, looked for up to the end: minutes."""
     assert Screen(pii=True).redact(said := "a-" * 100_000) == said

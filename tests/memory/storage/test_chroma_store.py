@@ -470,6 +470,7 @@ class FaultyServer:
         threading.Thread(target=self.http.serve_forever, daemon=True).start()
 
 
+@pytest.mark.slow
 def test_a_server_whose_answers_are_broken_is_waited_for_and_then_said(server: str) -> None:
     faulty = FaultyServer(server)
     with ChromaStore.open(faulty.url, patience=0.3) as store, ChromaStore.open(faulty.url, patience=PATIENCE) as patient:

@@ -26,6 +26,7 @@ def test_solutions_win_with_and_without_injections_and_no_solution_is_an_attack(
 
 
 @needs_agent_dojo
+@pytest.mark.slow
 def test_what_an_injection_asks_for_stands_in_train_and_is_scored_in_test() -> None:
     env = AgentDojo("banking", {"attack": "direct", "scored": "attacks"})
     seen = {

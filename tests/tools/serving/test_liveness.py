@@ -29,6 +29,7 @@ async def test_a_busy_loop_is_alive_and_one_that_hangs_is_not() -> None:
         httpx.get(url)
 
 
+@pytest.mark.slow
 async def test_a_process_that_was_killed_is_started_again(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
