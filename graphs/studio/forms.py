@@ -150,9 +150,10 @@ def answer_form(question: Any, graph: Any = None) -> dict[str, Any] | None:
             "edited_action": {"type": "object", "properties": {"args": _arguments(graph, asked["name"])}, "only_for": ["edit"]},
         }
         call = to_line(call_line(asked["name"], asked["args"]))
-        decisions.append({"type": "object", "title": call, "properties": properties})
+        decisions.append({"type": "object", "title": call, "properties": properties, "required": ["type"]})
         edited = {"name": asked["name"], "args": asked["args"]}
-        value.append({"type": config["allowed_decisions"][0], "message": "", "edited_action": edited})
+        allowed = config["allowed_decisions"]  # of several none is chosen yet: nobody approves a payment by Enter
+        value.append({"message": "", "edited_action": edited} | ({"type": allowed[0]} if len(allowed) == 1 else {}))
     schema = {"type": "object", "properties": {"decisions": {"type": "array", "prefixItems": decisions}}}
     return {"schema": schema, "value": {"decisions": value}}
 

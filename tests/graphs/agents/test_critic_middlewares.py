@@ -252,13 +252,7 @@ class FussyModel(HeedfulClerk):
         {"text": "\ud83d\0"},
         {},
     ],
-    ids=[
-        "a long message",
-        "long feedback",
-        "half an emoji",
-        "half an emoji in feedback",
-        "a conversation that the service refuses",
-    ],
+    ids=["a long message", "long feedback", "half an emoji", "half an emoji in feedback", "a conversation that is refused"],
 )
 def test_no_conversation_stops_the_critic(method: str, hostile: dict[str, str], tmp_path: Any) -> None:
     critic = HeedfulClerk() if hostile else FussyModel()

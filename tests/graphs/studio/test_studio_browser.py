@@ -94,6 +94,12 @@ async def say(opened: browser.Browser, text: str) -> None:
     await press(opened, "Enter")
 
 
+def choose(name: str, value: str) -> str:
+    """Choose a value in a form."""
+    found = f"[...document.querySelectorAll('form.ask select')].find((one) => one.id.endsWith('{name}'))"
+    return f"{{ const is = {found}; is.value = '{value}'; is.dispatchEvent(new Event('change', {{ bubbles: true }})); }}"
+
+
 def tool(label: str) -> str:
     """The JavaScript of the toolbar's button whose text begins so."""
     return f"[...document.querySelectorAll('.toolbar button')].find((one) => one.textContent.startsWith({label!r}))"
@@ -567,10 +573,6 @@ async def test_an_agent_is_talked_to_and_its_call_approved_with_another_argument
     (app_folder / "my_browser_desk.py").write_text(AGENT)
     said = "[...document.querySelectorAll('.chat .said')].map((one) => one.innerText.replace(/\\s+/g, ' '))"
 
-    def choose(name: str, value: str) -> str:
-        found = f"[...document.querySelectorAll('form.ask select')].find((one) => one.id.endsWith('{name}'))"
-        return f"{{ const is = {found}; is.value = '{value}'; is.dispatchEvent(new Event('change', {{ bubbles: true }})); }}"
-
     with serve("./my_browser_desk.py:graph") as url:
         async with page(app_folder / "profile", url) as opened:
             await opened.run("location.hash = 'walk'")
@@ -606,10 +608,8 @@ async def test_an_agent_is_talked_to_and_its_call_approved_with_another_argument
             state = "[...document.querySelectorAll('.run h3')].find((one) => one.textContent.startsWith('State')).parentNode"
             column = "(({ parentNode: { children } }) => [children[0].querySelector('.picture') !== null, [...children].at(-1) === card])"
             assert await opened.run(f"((card) => {column}(card))({state})") == [True, True], "the state ends the graph's column"
-            for button, is_open in (
-                (tool("New run"), True),
-                ("[...document.querySelectorAll('.stage form button')].at(-1)", False),
-            ):
+            cancel = "[...document.querySelectorAll('.stage form button')].find((one) => one.textContent === 'Cancel')"
+            for button, is_open in ((tool("New run"), True), (cancel, False)):
                 await opened.run(f"{button}.click()")
                 shown = "[...document.querySelectorAll('.stage form p')].some((one) => one.textContent === 'Input of the run')"
                 await until(opened, f"{shown} === {str(is_open).lower()}")
@@ -639,6 +639,8 @@ async def test_a_thread_that_the_checkpointer_has_kept_is_opened_after_a_restart
             await until(opened, f"{said} === 0 && {form} === null")
             await opened.run("document.querySelector('[role=alert] button').click()")
             await until(opened, f"{ALERT} === '' && {said} === 2 && {form} !== null")  # what waits is asked again
+            await opened.run(choose("type", "approve"))
+            await until(opened, f"{form}.checkValidity()")
             await opened.run(f"{form}.querySelector('button.main').click()")
             await until(opened, f"{said} === 4 && {form} === null")  # and the turn goes on to its end
             await opened.run("document.querySelector('.menu').open = true")
@@ -778,6 +780,10 @@ async def test_questions_have_a_form_each_and_an_answer_is_changed_while_others_
             await opened.ask("Input.insertText", text="blue")
             await press(opened, "Enter")
             await until(opened, f"{answered} === 'which asks: which? blue Change'")
+            await opened.run(f"{form('pay')}.querySelector('button.main').click()")
+            assert await opened.run(f"{form('pay')}.querySelector('select').validationMessage") == "type is required"
+            await opened.run(choose("type", "approve"))
+            await until(opened, f"{form('pay')}.querySelector('select').validationMessage === ''")
             await opened.run(f"{form('pay')}.querySelector('button.main').click()")
             await until(opened, f"{titles} === 'many asks: how many?'")
             await opened.run(f"{form('many')}.querySelector('textarea').focus()")

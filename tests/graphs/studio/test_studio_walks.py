@@ -588,7 +588,7 @@ def test_calls_that_wait_for_approval_have_a_form() -> None:
     assert form is not None
     (decision,) = form["schema"]["properties"]["decisions"]["prefixItems"]
     assert decision["title"] == "resolve(how='refund')"
-    assert form["value"]["decisions"][0]["edited_action"] == {"name": "resolve", "args": {"how": "refund"}}
+    assert form["value"]["decisions"] == [{"message": "", "edited_action": {"name": "resolve", "args": {"how": "refund"}}}]
     assert (question_text(question), question_text("how many?"), answer_form(asked)) == ("resolve", "how many?", None)
 
 
