@@ -36,7 +36,7 @@ unexport PYTHONDONTWRITEBYTECODE
 run: $(READY)
 	$(BIN)/learngraph run jitrl --env twx:twc --seeds 8 --compare static random tabular $(ARGS)
 
-# In CI the quick and the slow tests are one run: each process then reads all files of tests once. To install vLLM, too, takes 5 to 8 minutes.
+# In CI the quick and the slow tests are one run: each process then reads all files of tests once. vLLM is not installed for it: that took 8 minutes.
 test: $(if $(CI),quick-and-slow check $(if $(wildcard .venv-vllm/ready),vllm),quick)
 
 quick-and-slow: $(READY)

@@ -95,7 +95,7 @@ async def say(opened: browser.Browser, text: str) -> None:
 
 
 def choose(name: str, value: str) -> str:
-    """Choose a value in a form."""
+    """The JavaScript that chooses a value of a form's field."""
     found = f"[...document.querySelectorAll('form.ask select')].find((one) => one.id.endsWith('{name}'))"
     return f"{{ const is = {found}; is.value = '{value}'; is.dispatchEvent(new Event('change', {{ bubbles: true }})); }}"
 

@@ -53,7 +53,7 @@ function Field({ id, name, schema, root, value, set, needed = "" }) {
   const usual = schema.default !== undefined && `default: ${JSON.stringify(schema.default)}`;
   const told = [is.description || (usual && is.type), usual && (same(schema.default, value) ? usual : html`<b>${usual}</b>`)].filter(Boolean);
   const about = told.length > 0 && html`<span class="soft"> ${told[0]} ${told[1]}</span>`;
-  const choices = is.enum && (is.enum.includes(was) && is.enum.includes(value) ? is.enum : [undefined, ...is.enum]);  // the same list from first to last
+  const choices = is.enum && (is.enum.includes(value) ? is.enum : [undefined, ...is.enum]);
   const field = is.enum ? html`<select id=${id} ref=${(box) => box?.setCustomValidity(value === undefined ? needed : "")} value=${value} onChange=${(event) => set(choices[event.currentTarget.selectedIndex])}>${choices.map((one) => html`<option selected=${one === value}>${one === undefined ? "not set" : String(one)}</option>`)}</select>`
     : is.type === "boolean" ? html`<input id=${id} type="checkbox" checked=${value} onChange=${(event) => set(event.currentTarget.checked)}/>`
     : isNumber(is) ? html`<${NumberInput} id=${id} step=${is.type === "integer" ? 1 : "any"} value=${value} set=${set} needed=${needed}/>`
