@@ -17,7 +17,7 @@ FOLDERS = ("graphs", "nodes", "memory", "tools")
 LINES: Mapping[str, int] = {"source": 87_966, "tests": 75_271}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
-    "graphs": 2_164,
+    "graphs": 2_168,
     "graphs/agents": 8_559,
     "graphs/baselines": 1_669,
     "graphs/cli": 2_988,
@@ -38,7 +38,7 @@ ROOMS: Mapping[str, int] = {
     "nodes/act": 1_921,
     "nodes/evaluate": 864,
     "nodes/extract": 2_041,
-    "nodes/learn": 1_559,
+    "nodes/learn": 1_603,
     "nodes/retrieve": 2_193,
     "nodes/synthesize": 1_329,
     "nodes/update": 2_078,
