@@ -23,15 +23,17 @@ Learning, one gradient step:
               feedback is on a reply of a version that is further back than `max_lead` releases  (x, y, r) ~ B
     correct   log pi_old(y) with the present learner; weights, and which replies are too stale  w = min(pi_old / mu, C)
               rewards: z of a permutation test over the newest 32; below 4 they teach nothing     A = r~ - mean r,  eta (1 - (4 / z)^2)
-    step      an update, and up to `repairs` (12) more on replies to imitate that are not learned (p < .8 of a token), and on the newest liked
-              ones that are lost (p < .8 mu); then the whole adapter is shrunk by s in [0, 1], as little as keeps its entropy and its
-              distance KL from the base model within the gate's bounds; a new immutable version    theta <- s AdamW(theta, grad L)
+    step      an update, and up to `repairs` (12) more on replies to imitate that are not learned (p < .8 of a token), on the newest liked
+              ones that are lost (p < .8 mu), and on 32 of the retention set (p < .8 of the base model's); then the whole adapter is shrunk by
+              s in [0, 1], as little as keeps its entropy and its distance KL from the base model within the gate's bounds; a new
+              immutable version                                                                   theta <- s AdamW(theta, grad L)
     commit    the step is taken: each exchange used once more                                   k <- k + 1
     gate      every `every_steps` steps: candidate against live on the newest liked and corrected replies (a step does not draw the newest 4
               corrected ones, nor hold the newest 4 liked ones), on the retention set, in entropy, and in KL to the base
     load      the engine takes the candidate in beside the live version
     promote   requests go to it, or a share of them
-    drop      it never answers; learning goes on from the live version, with the same feedback and half the step (then a quarter)
+    drop      it never answers; learning goes on from the live version, with the same feedback and half the step (then a quarter), or with a
+              retention set the whole one
     skip      nothing to learn: no words (sdpo), rewards all alike (ppo, reinforce), neither words nor a difference (mixed), too stale; or
               all of it is learned already, or the words change nothing
 
@@ -86,6 +88,7 @@ from ..memory.records import Exchange
 from ..nodes.learn.chat_turn import AwaitFeedback, Engine, KeepFeedback, RecordExchange, Respond, Route, route_to_base
 from ..nodes.learn.gate import GateSettings, ReleaseSettings
 from ..nodes.learn.gradient_step import (
+    MAX_HALVINGS,
     AdapterLearner,
     AdapterLookup,
     CommitStep,
@@ -283,11 +286,13 @@ def build_learning(
         versions: (tenant, adapter) -> its versions on disk.
         settings: hyper-parameters; the graph uses `replay`, `gate`, `rollout` and `seed`.
         load: makes the engine load a version by its label; None: the engine finds versions by itself.
-        retention: exchanges whose replies must stay likely, for the gate.
+        retention: chats whose replies must stay as likely as under the base model: with the loss `mixed` every other one is for the steps,
+            the rest for the gate.
         compile: options of `StateGraph.compile`. No checkpointer is needed: buffer and versions are durable.
     """
     settings = settings or CLaaS()
-    gate_every = settings.gate.every_steps
+    gate_every, can_repair = settings.gate.every_steps, settings.loss.kind == "mixed" and settings.loss.teacher.repairs > 0
+    held, unheld = (retention[::2], retention[1::2]) if can_repair else ((), retention)
     nodes: dict[str, Node] = {
         "sample": SampleMinibatch(
             replay,
@@ -299,11 +304,11 @@ def build_learning(
             seed=settings.seed,
             has_gate=settings.gate.enabled,
         ),
-        "correct": Correct(learner, replay, versions, settings.gate, settings.loss.weighs_rewards),
-        "step": TakeGradientStep(learner, replay, versions, settings.gate),
+        "correct": Correct(learner, replay, versions, settings.gate, settings.loss.weighs_rewards, 0 if held else MAX_HALVINGS),
+        "step": TakeGradientStep(learner, replay, versions, settings.gate, held),
         "skip": Skip(replay),
         "commit": CommitStep(replay, versions, gate_every),
-        "gate": GateCandidate(learner, replay, versions, settings.gate, retention),
+        "gate": GateCandidate(learner, replay, versions, settings.gate, unheld),
         "load": Load(load),
         "promote": Promote(versions, settings.rollout.canary_share),
         "drop": Drop(replay, versions),

@@ -712,6 +712,8 @@ class Minibatch:
     """The adapter's newest exchanges with a reward, by which the step weighs what its rewards say; none: rewards count as they are."""
     liked: tuple[Exchange, ...] = ()
     """Newest replies that were liked without a word, which the step must not make less likely."""
+    retained: tuple[Exchange, ...] = ()
+    """Chats of the retention set, whose replies must stay as likely as under the base model, but for their first and last tokens."""
 
     @property
     def ages(self) -> tuple[int, ...]:
@@ -809,7 +811,7 @@ class Check:
     value: float | None
     """Of the candidate; None: not measured."""
     limit: float
-    """The least value that passes (for `kl` and lost words, the greatest)."""
+    """The greatest value that passes (for `lineage` and `entropy`, the least)."""
     passed: bool
     note: str = ""
 

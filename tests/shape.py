@@ -14,13 +14,13 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_966, "tests": 75_271}
+LINES: Mapping[str, int] = {"source": 87_930, "tests": 75_271}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
     "graphs/agents": 8_559,
     "graphs/baselines": 1_669,
-    "graphs/cli": 2_988,
+    "graphs/cli": 2_976,
     "graphs/experiments": 7_620,
     "graphs/presets": 108,
     "graphs/serving": 2_479,
@@ -28,7 +28,7 @@ ROOMS: Mapping[str, int] = {
     "graphs/wiring": 5_085,
     "memory": 1_510,
     "memory/attempts": 653,
-    "memory/claas": 2_815,
+    "memory/claas": 2_803,
     "memory/conversations": 3_420,
     "memory/lessons": 1_351,
     "memory/returns": 1_058,
@@ -50,7 +50,7 @@ ROOMS: Mapping[str, int] = {
     "tools/pocket": 320,
     "tools/serving": 3_350,
     "tools/traces": 740,
-    "tools/training": 3_761,
+    "tools/training": 3_702,
 }
 """Most lines of each room; the files at the top of a folder are a room, too."""
 ARROWS_UP = 2

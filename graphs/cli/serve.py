@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...memory.errors import CommandError, UserError
-from ...memory.records import Exchange, Reply
+from ...memory.records import Exchange
 from ..arms import find_user_object, preset_names
 from ..claas import CLaaS
 from .flags import parse_options_and_settings
@@ -39,7 +39,6 @@ from .serve_parts import ServeParts
 
 if TYPE_CHECKING:
     from ...memory.claas.replay import Replay
-    from ...tools.local.model import LocalChatModel
     from ..serving.service import Service
 
 __all__ = ["ServeOptions", "build_service", "serve"]
@@ -246,7 +245,11 @@ def build_service(options: ServeOptions, settings: CLaaS) -> Service:
             about = _check_base(options, settings, engine.base)
             _check_buffer(options, replay, engine.base)
             learner = parts.open_learner(engine)
-            retention = _retention(options, parts.opened)
+            retention = list[Exchange]()
+            if learner is not None and parts.opened is not None:
+                from ...tools.training.sft import read_retention
+
+                retention = read_retention(parts.opened, options.retention_file)
             service = Service(engine, learner, replay, root, settings, name, retention, not options.answer_unrecorded)
         _write_about(options, about)
     except BaseException:
@@ -297,22 +300,6 @@ def _check_buffer(options: ServeOptions, replay: Replay, base: str) -> None:
             f"serve: the buffer in Postgres holds replies of base model {other}, and {options.model} is base {base}; give this service "
             "a schema of its own (--buffer 'postgresql://…?options=-csearch_path%3DNAME')"
         )
-
-
-def _retention(options: ServeOptions, opened: LocalChatModel | None) -> list[Exchange]:
-    """The chats of --retention-file as exchanges, for the gate."""
-    if options.retention_file is None:
-        return []
-    assert opened is not None  # ServeOptions
-    from ...memory.records import ChatRequest
-    from ...tools.training.sft import encode_chat, read_chats
-
-    found = []
-    for i, chat in enumerate(read_chats(options.retention_file)):
-        example = encode_chat(opened, chat)
-        reply = Reply("", example.prompt, example.reply, (0.0,) * len(example.reply))
-        found.append(Exchange(f"retention-{i}", "default", ChatRequest(), reply, ""))
-    return found
 
 
 def _say(text: str) -> None:

@@ -103,7 +103,7 @@ def find_obstacles(settings: CLaaS, replay: Replay, versions: Adapters, turn: Ad
 def _help_with_gate(line: Mapping[str, Any]) -> str:
     """Remedies for the checks that a dropped version failed."""
     failed = {check["name"] for check in line.get("about", {}).get("gate", []) if not check["passed"]}
-    help = ["the feedback behind it teaches again, by a shorter step, when the next feedback comes"]
+    help = ["the feedback behind it teaches again when the next feedback comes"]
     if failed & {"shared words lost", "own words lost"}:
         help.append("feedback on new replies shows whether what was liked before is liked still")
     if "corrected replies lost" in failed:
@@ -112,7 +112,7 @@ def _help_with_gate(line: Mapping[str, Any]) -> str:
             "the live version does so already, POST /v1/adapters/NAME/rollback"
         )
     if failed & {"kl", "entropy", "retention"}:
-        help.append("a wider bound (--gate.max-kl, --gate.min-entropy-share, --gate.max-logprob-loss), or a rollback")
+        help.append("a wider bound (--gate.max-kl, --gate.min-entropy-share, --gate.max-retention-loss), or a rollback")
     return "; ".join(help)
 
 

@@ -71,7 +71,7 @@ class Service(Administration):
         root: folder of versions, `<root>/<tenant>/<adapter>/`.
         settings: CLaaS's settings.
         model: the model's public name.
-        retention: chats whose replies must stay likely, for the gate.
+        retention: chats whose replies must stay as likely as under the base model.
         must_store: a chat whose exchange cannot be stored is not answered.
 
     `async with service:` starts the learner, and at the end closes everything, the engine and the buffer too.

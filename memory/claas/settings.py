@@ -153,23 +153,17 @@ class TeacherSettings:
     repairs: int = 12
     """Further updates of a step, at most, while it has not learned the replies that should have been, or has lost liked ones (for
     `mixed`): what is half learned garbles. Paper: 0."""
-    hint_weight: float = 0.0
-    """For `reinforce` and `ppo`: weight of log q(y_t) - log p(y_t) in a token's advantage, so that they use the text of the feedback,
-    too. Not given; OpenClaw-RL's combined advantage."""
 
     def __post_init__(self) -> None:
         check_bounds(self, "loss.teacher", divergence=(0, 1), ema_rate=(0, 1), learner_share=(0, 1))
         least_0 = dict.fromkeys(("top_k", "rewrites", "repairs"), (0, math.inf))
-        check_bounds(self, "loss.teacher", **least_0, sync_every=(1, math.inf), hint_weight=(0, LARGEST))
+        check_bounds(self, "loss.teacher", **least_0, sync_every=(1, math.inf))
 
 
 @dataclass(frozen=True)
 class PolicyGradient:
     """REINFORCE++ and PPO: advantages of rewards, the clip, and PPO's critic. SDPO uses none of these."""
 
-    baseline: Literal["batch", "family"] = "batch"
-    """Reference of the rewards: those of the minibatch (REINFORCE++), or running statistics of the exchange's family, the
-    minibatch included. Not given."""
     min_advantage_std: float = 0.1
     """Smallest standard deviation that advantages are divided by, in reward units: equal rewards are not blown up. Not given."""
     min_evidence: float = 4.0
@@ -249,8 +243,7 @@ class Objective:
     @property
     def weighs_rewards(self) -> bool:
         """True if rewards teach as far as they differ more than by chance (`PolicyGradient.min_evidence`)."""
-        plain = self.policy.baseline == "batch" and self.policy.reward_kl_weight == 0
-        return self.kind in ("mixed", "reinforce") and self.policy.min_evidence > 0 and plain
+        return self.kind in ("mixed", "reinforce") and self.policy.min_evidence > 0 and self.policy.reward_kl_weight == 0
 
     @property
     def rewrites(self) -> bool:
@@ -258,19 +251,14 @@ class Objective:
         return self.kind == "mixed" and self.teacher.rewrites > 0
 
     @property
-    def needs_hindsight(self) -> bool:
-        """True if a teacher reads the feedback."""
-        return self.uses_words or self.teacher.hint_weight > 0
-
-    @property
     def needs_teacher(self) -> bool:
         """True if an update needs passes of a teacher with weights of its own."""
-        return self.needs_hindsight and self.teacher.kind in ("ema", "sync")
+        return self.uses_words and self.teacher.kind in ("ema", "sync")
 
     @property
     def needs_base(self) -> bool:
         """True if an update needs passes of the base model: for the teacher, or for KL(pi || base)."""
-        return self.kl_weight > 0 or (self.needs_hindsight and self.teacher.kind in ("base", "trust"))
+        return self.kl_weight > 0 or (self.uses_words and self.teacher.kind in ("base", "trust"))
 
     @property
     def needs_reward_kl(self) -> bool:

@@ -8,11 +8,10 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import NamedTuple
 
 from ...memory.claas.settings import check_bounds
-from ...memory.records import Check, Exchange, Measured
+from ...memory.records import Check, Measured
 
 __all__ = ["GateSettings", "ReleaseSettings", "reward_drop", "reward_windows"]
 
@@ -38,17 +37,17 @@ class GateSettings:
     max_own_loss: float = 0.05
     """Share of them that may lose a word of their own: what was said, and is no habit. And of the newest corrected replies, the share that
     may be neither as they were nor as they should have been (`corrected_check`)."""
-    max_logprob_loss: float = 0.2
-    """Nats per token by which the retention set's replies may become less likely than under the base model."""
+    max_retention_loss: float = 0.1
+    """Share of the retention set's replies that may lose a word of the base model's (`retention_check`)."""
     min_entropy_share: float = 0.6
     """Share of the base model's entropy that must remain. The public code's planned threshold: 0.6."""
     max_kl: float = 8.0
     """Largest KL(pi || base) per token, in nats. In a reply of four tokens, each new word that the base model would never say takes 3."""
     texts: int = 8
-    """Texts from which entropy and KL are read, at least, if the buffer has as many."""
+    """Newest replies of the buffer from which entropy and KL are read, at most."""
 
     def __post_init__(self) -> None:
-        least_0 = ("max_shared_loss", "max_own_loss", "max_logprob_loss", "min_entropy_share", "max_kl")
+        least_0 = ("max_shared_loss", "max_own_loss", "max_retention_loss", "min_entropy_share", "max_kl")
         check_bounds(self, "gate", **dict.fromkeys(least_0, (0, math.inf)))
         least_1 = ("every_steps", "min_rewards", "texts")
         check_bounds(self, "gate", **dict.fromkeys(least_1, (1, math.inf)))
@@ -80,32 +79,46 @@ class ReleaseSettings:
             check_bounds(self, "rollout", max_lead=(1, math.inf))
 
 
-def gate_checks(
-    candidate: Measured, live: Measured, base: Measured, texts: Sequence[Exchange], retention_count: int, settings: GateSettings
-) -> list[Check]:
-    """Checks of a gate on fixed texts: mean log p of the retention set's replies >= the base model's - `max_logprob_loss`;
-    H >= min(`min_entropy_share` H(base), H(live)); KL to the base <= max(`max_kl`, KL(live || base)). NaN passes nothing.
+def gate_checks(candidate: Measured, live: Measured, base: Measured, settings: GateSettings) -> list[Check]:
+    """Checks of a gate on any texts: H >= min(`min_entropy_share` H(base), H(live)); KL to the base <= max(`max_kl`, KL(live || base)).
+    NaN passes nothing.
 
     Args:
-        candidate, live, base: log-probabilities of `texts` under the three versions.
-        texts: first the retention set, then any others.
-        retention_count: number of the retention set's.
+        candidate, live, base: the three versions on the same texts; without texts there are no checks.
         settings: the thresholds.
     """
-    found = []
-    kept = slice(retention_count)
-    if retention_count:  # the set's replies must not become less likely than under the base model
-        new, old = (fmean(map(fmean, one.logprobs[kept])) for one in (candidate, base))
-        limit = old - settings.max_logprob_loss
-        note = f"{new:.3f} nats a token, base {old:.3f}, {retention_count} replies"
-        found.append(Check("retention", new, limit, new >= limit, note))
-    if texts:  # a version that says only one thing has collapsed; one that is no worse than the live one passes
-        least = min(settings.min_entropy_share * base.entropy, live.entropy)
-        note = f"{candidate.entropy:.3f} nats, base {base.entropy:.3f}"
-        found.append(Check("entropy", candidate.entropy, least, candidate.entropy >= least, note))
-        most = max(settings.max_kl, live.kl)
-        found.append(Check("kl", candidate.kl, most, candidate.kl <= most, f"{candidate.kl:.3f} nats a token"))
-    return found
+    if not candidate.logprobs:
+        return []
+    # A version that says only one thing has collapsed; one that is no worse than the live one passes.
+    least, most = min(settings.min_entropy_share * base.entropy, live.entropy), max(settings.max_kl, live.kl)
+    note = f"{candidate.entropy:.3f} nats, base {base.entropy:.3f}"
+    return [
+        Check("entropy", candidate.entropy, least, candidate.entropy >= least, note),
+        Check("kl", candidate.kl, most, candidate.kl <= most, f"{candidate.kl:.3f} nats a token"),
+    ]
+
+
+def retention_check(candidate: Measured, live: Measured, base: Measured, settings: GateSettings) -> Check:
+    """Share of the retention set's replies that would lose a word of the base model's (<= max(`max_retention_loss`, that of the live version)).
+
+    A token is lost where the base model gives it 1/2 or more, and a version less than half of that. First and last tokens do not count:
+    what is learned may stand in front of a reply and behind it. Replies without such a token do not count.
+
+    Args:
+        candidate, live, base: log-probabilities of the set's replies.
+    """
+    half = math.log(0.5)
+    known = [n for n, row in enumerate(base.logprobs) if any(value >= half for value in row[1:-1])]
+    new, old = (sum(_loses(one.logprobs[n][1:-1], base.logprobs[n][1:-1]) for n in known) for one in (candidate, live))
+    count, most = len(known), max(settings.max_retention_loss * len(known), old)
+    note = f"{new} of {count} replies to retained chats would lose some"
+    return Check("retention", new / max(count, 1), most / max(count, 1), new <= most, note)
+
+
+def _loses(now: Sequence[float], was: Sequence[float]) -> bool:
+    """True if a token with a probability of 1/2 or more has less than half of that now; both in nats."""
+    half = math.log(0.5)
+    return any(old >= half and not new >= old + half for new, old in zip(now, was, strict=True))
 
 
 def liked_checks(

@@ -8,6 +8,8 @@ minibatch, makes the same version and writes the same log.
 from __future__ import annotations
 
 import math
+import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
@@ -29,7 +31,7 @@ from ..state import (
     WhyChannel,
 )
 from .chat_turn import scope
-from .gate import GateSettings, corrected_check, gate_checks, is_gate_passed, liked_checks
+from .gate import GateSettings, corrected_check, gate_checks, is_gate_passed, liked_checks, retention_check
 
 if TYPE_CHECKING:
     from ...memory.claas.adapters import Adapters
@@ -75,6 +77,10 @@ CORRECTED_AMONG = 16
 SPARED = 4
 """Newest corrected replies that a step does not learn from, and newest liked replies that it does not hold; at most half of each kind. The
 gate reads them, since a version says by heart what it has just learned."""
+RETAINED = 32
+"""Chats of the retention set that a step holds, drawn anew for each step."""
+SETTLED_AMONG = 256
+"""Newest exchanges with feedback among which two equal corrections take a question out of the retention set."""
 AdapterLookup = Callable[[str, str], "Adapters"]
 """(tenant, adapter) -> its versions."""
 
@@ -262,8 +268,8 @@ class Correct(_LearnerNode):
     """Compare log pi_old(y) with log mu(y), once per minibatch: importance weights, ESS, and exchanges that are too stale.
 
     It also sets the step's limits, a little inside of the gate's, so that a version does not fail there for having gone too far from
-    the base model. Versions in a row that failed the gate halve the next step, so that versions come nearer to the live one, which
-    passed.
+    the base model. Versions in a row that failed the gate halve the next step, unless a retention set is held, so that versions come
+    nearer to the live one, which passed.
     """
 
     versions: AdapterLookup = field(repr=False)
@@ -271,6 +277,8 @@ class Correct(_LearnerNode):
     """The bounds of the gate."""
     weighs_rewards: bool = False
     """Rewards are weighed by those of the newest exchanges (`Minibatch.witnesses`)."""
+    max_halvings: int = MAX_HALVINGS
+    """Halvings of a step after versions that failed; 0 where a retention set is held, which the updates of a short step would not repair."""
 
     def __call__(self, state: ScopedBatch) -> CorrectionOrReason:
         batch = self.replay.minibatch(state["batch"])
@@ -282,7 +290,7 @@ class Correct(_LearnerNode):
         except UserError as error:
             return {"correction": Correction(()), "why": _reason(error)}
         max_kl, min_entropy_share = step_limits(self.gate)
-        scale = correction.scale * 0.5 ** min(self.versions(*scope(state)).drops_in_a_row, MAX_HALVINGS)
+        scale = correction.scale * 0.5 ** min(self.versions(*scope(state)).drops_in_a_row, self.max_halvings)
         return {"correction": replace(correction, scale=scale, max_kl=max_kl, min_entropy_share=min_entropy_share)}
 
 
@@ -293,11 +301,24 @@ def newest_rewarded(replay: Replay, tenant: str, adapter: str, count: int) -> li
     return [row for row in rows if row.exchange.feedback and row.exchange.feedback.reward is not None][:count]
 
 
-def newest_corrected(replay: Replay, tenant: str, adapter: str) -> list[Exchange]:
-    """The exchanges with a correction among the newest `CORRECTED_AMONG` with feedback, newest first, without rejected exchanges."""
-    rows = replay.rows(ExchangeQuery(tenant, adapter, limit=CORRECTED_AMONG, is_rated=True))
+def newest_corrected(replay: Replay, tenant: str, adapter: str, among: int = CORRECTED_AMONG) -> list[Exchange]:
+    """The exchanges with a correction among so many newest with feedback, newest first, without rejected exchanges."""
+    rows = replay.rows(ExchangeQuery(tenant, adapter, limit=among, is_rated=True))
     found = [row.exchange for row in rows if row.state != "rejected" and row.exchange.reply.token_ids]
     return [one for one in found if one.feedback is not None and one.feedback.correction.strip()]
+
+
+def still_retained(retention: Sequence[Exchange], replay: Replay, tenant: str, adapter: str) -> list[Exchange]:
+    """The chats of a retention set that an adapter must still answer as the base model does: but for questions that were corrected twice
+    in the same words, among the newest `SETTLED_AMONG` feedbacks. (A question is a chat's last message.)"""
+
+    def question(one: Exchange) -> str:
+        return str([message.get("content") for message in one.request.messages[-1:]])
+
+    corrected = newest_corrected(replay, tenant, adapter, SETTLED_AMONG)
+    counts = Counter((question(one), one.feedback.correction.strip()) for one in corrected if one.feedback)
+    settled = {asked for (asked, _), count in counts.items() if count > 1}
+    return [one for one in retention if question(one) not in settled]
 
 
 def _spared(exchanges: list[Exchange]) -> list[Exchange]:
@@ -338,18 +359,22 @@ def route_correction(state: CorrectionChannel) -> Literal["something left", "not
 
 @dataclass(frozen=True)
 class TakeGradientStep(_LearnerNode):
-    """theta <- theta - eta grad L: one step on the exchanges that the correction kept, which holds the newest liked replies. Writes a new
-    version to disk."""
+    """theta <- theta - eta grad L: one step on the exchanges that the correction kept, which holds the newest liked replies and some of the
+    retention set. Writes a new version to disk."""
 
     versions: AdapterLookup = field(repr=False)
     gate: GateSettings = field(default_factory=GateSettings)
     """The number of liked replies that the gate reads."""
+    retention: Sequence[Exchange] = field(default=(), repr=False)
+    """Chats whose replies must stay as likely as under the base model."""
 
     def __call__(self, state: ScopedCorrectedBatch) -> UpdateWithReason:
         batch, since = self.replay.minibatch(state["batch"]), self.versions(*scope(state)).last_fall
         liked = newest_liked(self.replay, batch.tenant, batch.adapter, self.gate, since, for_gate=False)
+        retained = still_retained(self.retention, self.replay, batch.tenant, batch.adapter)
+        drawn = random.Random(batch.seed).sample(retained, min(RETAINED, len(retained)))
         try:
-            update = self.learner.step(replace(batch, liked=tuple(liked)), state["correction"])
+            update = self.learner.step(replace(batch, liked=tuple(liked), retained=tuple(drawn)), state["correction"])
         except UserError as error:
             return {"update": Update("", _reason(error)), "why": _reason(error)}
         return {"update": update, "why": update.skipped}
@@ -439,7 +464,7 @@ class GateCandidate(_LearnerNode):
     versions: AdapterLookup = field(repr=False)
     settings: GateSettings
     retention: Sequence[Exchange] = field(default=(), repr=False)
-    """Chats whose replies must stay likely."""
+    """Chats whose replies must stay as likely as under the base model. A version says by heart what its step held, so these are others."""
 
     def __call__(self, state: ScopedCandidate) -> GateResults:
         tenant, adapter = scope(state)
@@ -452,15 +477,13 @@ class GateCandidate(_LearnerNode):
 
     def _measure(self, tenant: str, adapter: str, candidate: str, live: str) -> list[Check]:
         since = self.versions(tenant, adapter).last_fall
-        texts = [*self.retention]
-        if len(texts) < self.settings.texts:  # any reply will do for entropy and KL
-            known = {exchange.id for exchange in texts}
-            rows = self.replay.rows(ExchangeQuery(tenant, adapter, limit=self.settings.texts))
-            texts += [row.exchange for row in rows if row.exchange.id not in known and row.exchange.reply.token_ids]
+        rows = self.replay.rows(ExchangeQuery(tenant, adapter, limit=self.settings.texts))
+        texts = [row.exchange for row in rows if row.exchange.reply.token_ids]  # any reply will do for entropy and KL
+        retained = still_retained(self.retention, self.replay, tenant, adapter)
         liked = newest_liked(self.replay, tenant, adapter, self.settings, since)
-        measured = {label: self.learner.measure(label, texts) for label in dict.fromkeys((candidate, live, ""))}
-        versions = (measured[candidate], measured[live], measured[""])
-        checks = gate_checks(*versions, texts, len(self.retention), self.settings)
+        checks = gate_checks(*self._compare(texts, candidate, live), self.settings)
+        if retained:
+            checks.append(retention_check(*self._compare(retained, candidate, live), self.settings))
         if corrected := newest_corrected(self.replay, tenant, adapter):
             checks.append(self._check_corrected(corrected, candidate, live))
         if len(liked) >= self.settings.min_rewards:
@@ -472,6 +495,11 @@ class GateCandidate(_LearnerNode):
             readings = (plain, Measured(tuple(row[-len(reply) :] for reply, row in pairs)))
             checks += liked_checks(replies, readings, old, self.settings)
         return checks
+
+    def _compare(self, exchanges: Sequence[Exchange], candidate: str, live: str) -> tuple[Measured, Measured, Measured]:
+        """The candidate, the live version and the base model on these replies."""
+        measured = {label: self.learner.measure(label, exchanges) for label in dict.fromkeys((candidate, live, ""))}
+        return measured[candidate], measured[live], measured[""]
 
     def _check_corrected(self, corrected: Sequence[Exchange], candidate: str, live: str) -> Check:
         wanted = [

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from learngraph.tools.training import losses
 from learngraph.tools.training.lora import Rewriting, find_slip
-from learngraph.tools.training.losses import LossInputs, RewardMoments
+from learngraph.tools.training.losses import LossInputs
 
 
 def logs(*values: float) -> Tensor:
@@ -149,17 +149,6 @@ def test_kl_in_the_reward_counts_from_each_token_on() -> None:
     assert white is not None
     std = math.sqrt(14 / 225)
     assert torch.cat(white).tolist() == pytest.approx([(0.4 - 1 / 3) / std, (0.6 - 1 / 3) / std, (-1 / 3) / std], abs=1e-5)
-
-
-def test_families_are_compared_with_their_running_statistics() -> None:
-    """50 rewards of mean -0.8 and variance 0.36, and one of 1: mean -39/51, and A = (1 - mean) / std."""
-    known = {"hard": RewardMoments(50, -0.8, 0.36)}
-    found = losses.compute_advantages([1.0], [1], make_objective("reinforce"), families=["hard"], moments=known)
-    assert found is not None
-    mean = -39 / 51
-    variance = (50 * 0.36 + 1.8**2 * 50 / 51) / 51
-    assert (found.moments["hard"].mean, found.moments["hard"].variance) == (pytest.approx(mean), pytest.approx(variance))
-    assert float(found.advantages[0]) == pytest.approx((1 - mean) / math.sqrt(variance))
 
 
 def test_generalised_advantages() -> None:

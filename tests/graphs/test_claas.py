@@ -50,6 +50,7 @@ from learngraph.nodes.learn.gradient_step import (
     Skip,
     TakeGradientStep,
     describe_run,
+    still_retained,
 )
 from learngraph.nodes.prompt import PROMPTS_DIR
 from learngraph.tools.models import models
@@ -238,6 +239,33 @@ async def test_a_step_holds_the_newest_liked_replies_that_no_gate_asks_for(
         {"tenant": "acme"}
     )
     assert held == {f"e{n}" for n in range(8 - spared)}
+
+
+async def test_step_and_gate_share_the_retention_set_but_for_settled_questions(replay: Replay, versions: Any) -> None:
+    """Corrected twice in the same words: who says now this and now that has not made up his mind."""
+    learner, *_ = await begun(replay, versions)
+    given, row = {"one": ("red", "red"), "two": ("red", "blue"), "three": ("red",), "four": ()}, replay.get("acme", "e0")
+    assert row is not None
+    chats = {asked: replace(row.exchange, id=asked, request=urn.request(asked)) for asked in given}
+    for asked, saids in given.items():
+        for n, said in enumerate(saids):
+            replay.append(replace(chats[asked], id=f"{asked}{n}", feedback=Feedback(correction=said)))
+    assert [one.id for one in still_retained([*chats.values()], replay, "acme", "default")] == ["two", "three", "four"]
+    real, held, read = (learner.step, learner.measure), list[str](), set[str]()
+
+    def take(batch: Minibatch, correction: Correction) -> Update:
+        held.extend(one.id for one in batch.retained)
+        return real[0](batch, correction)
+
+    def measure(label: str, exchanges: Any) -> Any:
+        read.update(one.id for one in exchanges)
+        return real[1](label, [one if one.reply.token_ids else replace(one, reply=chats["four"].reply) for one in exchanges])
+
+    learner.step, learner.measure = take, measure
+    graph = claas.build_learning(learner, replay, versions, OPEN_GATE, retention=[*chats.values()])
+    done = await graph.ainvoke({"tenant": "acme"})
+    assert "retention" in [check.name for check in done["checks"]]
+    assert (held, read & set(given)) == (["three"], {"two", "four"})
 
 
 async def test_a_version_that_half_learned_corrections_does_not_go_live(replay: Replay, versions: Any) -> None:

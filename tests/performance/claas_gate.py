@@ -28,12 +28,13 @@ from learngraph.memory.claas.adapters import Adapters
 from learngraph.memory.claas.replay import Replay
 from learngraph.memory.display import markdown_table
 from learngraph.memory.records import ChatRequest, Exchange, Feedback, Minibatch, Reply, Sampling
-from learngraph.nodes.learn.gradient_step import GateCandidate, newest_liked
+from learngraph.nodes.learn.gradient_step import RETAINED, GateCandidate, newest_liked, still_retained
 from learngraph.tools.environments.hierarchy import CODES
 from learngraph.tools.models.models import open_model
 from learngraph.tools.pocket import guard
 from learngraph.tools.training.calls import LearnerSettings
 from learngraph.tools.training.learner import InProcessLearner
+from learngraph.tools.training.sft import read_retention
 
 FEEDBACKS, QUESTIONS = 30, 40
 SCOPE = ("gate", "default")
@@ -66,7 +67,8 @@ class Life:
         loss = self.settings.loss
         chosen = LearnerSettings(self.settings.lora, loss, read_hindsight(model.model, loss.teacher), measure_kl=False)
         self.learner = InProcessLearner(model, self.versions.folder, keep, chosen)
-        self.graph = build_learning(self.learner, self.replay, lambda *_: self.versions, self.settings)
+        self.retention = read_retention(model)
+        self.graph = build_learning(self.learner, self.replay, lambda *_: self.versions, settings, retention=self.retention)
 
     def ask(self, id: str) -> tuple[Exchange, Any]:
         """A reply of the live version, and the fact that was asked for."""
@@ -127,12 +129,13 @@ class Life:
         taught = tuple(replace(one, feedback=said) for (one, _), said in zip(asked, given, strict=True))
         liked = tuple(newest_liked(self.replay, *SCOPE, gate, self.versions.last_fall, for_gate=False))
         step = self.replay.step(*SCOPE) + 1
-        batch = Minibatch(f"{kind}/{draw}", *SCOPE, step=step, parent=live, exchanges=taught, seed=draw, liked=liked)
+        retained = tuple(chance.sample(still_retained(self.retention[::2], self.replay, *SCOPE), RETAINED))
+        batch = Minibatch(f"{kind}/{draw}", *SCOPE, step, live, taught, seed=draw, liked=liked, retained=retained)
         correction = self.learner.correct(batch)
         update = self.learner.step(batch, replace(correction, scale=correction.scale * (4 if "rate" in kind else 1)))
         if not update.version:
             return
-        node = GateCandidate(self.learner, self.replay, lambda *_: self.versions, gate)
+        node = GateCandidate(self.learner, self.replay, lambda *_: self.versions, gate, self.retention[1::2])
         checks = node({"tenant": SCOPE[0], "adapter": SCOPE[1], "candidate": update.version})["checks"]
         harms = self.harms(live, update.version, is_against=kind == "two beginnings" and wish.family == "begin")
         self.found[kind].append((harms, all(check.passed for check in checks)))

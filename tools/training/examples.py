@@ -111,7 +111,7 @@ class ExampleReader:
             problem = f"has no reward, only a text; {objective.kind} needs one"
         elif not drawn and objective.correction.kind != "none":
             problem = "was not drawn but chosen (temperature 0): it has no importance weight"
-        needs_teacher = objective.needs_hindsight and (objective.kind != "mixed" or feedback.text.strip() != "")
+        needs_teacher = objective.uses_words and (objective.kind != "mixed" or feedback.text.strip() != "")
         try:
             hindsight = self._hindsight(exchange, others, example) if needs_teacher else None
         except UserError:
@@ -126,7 +126,6 @@ class ExampleReader:
             hindsight=hindsight,
             reward=None if problem else feedback.reward,
             id=exchange.id,
-            family=exchange.family,
         )
 
     def _corrected(self, exchange: Exchange, correction: str) -> TrainingSample:
@@ -142,7 +141,7 @@ class ExampleReader:
             raise WindowError(
                 f"prompt and correction of {len(example)} tokens exceed the window of {self.model.window}", len(example)
             )
-        return TrainingSample(example, advantage=torch.ones(len(example.reply)), id=exchange.id, family=exchange.family)
+        return TrainingSample(example, advantage=torch.ones(len(example.reply)), id=exchange.id)
 
     def example(self, exchange: Exchange) -> Example:
         """Prompt and reply as tokens: as served, or where there are no token ids, by the chat template.

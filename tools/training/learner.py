@@ -20,7 +20,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -53,7 +53,7 @@ from .lora import (
     reply_logprobs,
     rewrite_replies,
 )
-from .losses import RewardMoments, can_tell_apart, compute_advantages, ema, measure_staleness, weigh_rewards
+from .losses import can_tell_apart, compute_advantages, ema, measure_staleness, weigh_rewards
 from .version_files import OPTIMIZER_FILE, VersionError, VersionFiles, VersionState
 
 __all__ = ["EngineLearner", "InProcessLearner", "LoRATrainer"]
@@ -224,10 +224,9 @@ class LoRATrainer:
         copy_tensors(self._live, state.tensors)
         critic = make_critic(network) if objective.needs_critic else None
         optimizer = self._make_optimizer(state, critic)
-        prepared = self._with_advantages(samples, state, critic)
-        if prepared is None:
+        samples = self._with_advantages(samples, critic)
+        if not samples:
             return Update("", "all rewards are alike, and as they were to be expected: there is nothing to learn"), {}
-        samples, moments = prepared
         asked, samples = len(samples), self._rewrite(samples, state, batch) if objective.rewrites else samples
         scale = correction.scale * min(1.0, (state.updates + 1) / max(objective.warmup_steps, 1))
         teacher, base = partial(self._with_tensors, state.teacher), self._as_base
@@ -235,8 +234,9 @@ class LoRATrainer:
         def take(samples: Sequence[TrainingSample], share: float) -> OptimizerStepResult:
             return learn(network, optimizer, samples, objective, scale=scale * share, teacher=teacher, base=base, critic=critic)
 
+        size = 1 if batch.retained else len(batch.exchanges)  # what is retained keeps a few replies from teaching too much
         try:
-            done = self._learn_until_kept(samples, self._liked_samples(batch, samples), take, len(batch.exchanges))
+            done = self._learn_until_kept(samples, self._held_samples(batch, samples), take, size)
         except UserError as error:  # a gradient that is not finite: the minibatch's fault, not the machine's
             return Update("", str(error)), {}
         if not done:
@@ -245,7 +245,7 @@ class LoRATrainer:
         shrink, kl = 1.0, first.statistics.get("kl")
         if correction.max_kl < math.inf or correction.min_entropy_share > 0:
             shrink, kl = self._scale_to_limits(examples, correction, state.tensors)
-        notes = self._notes(batch, state) | {"rewards": {family: list(astuple(one)) for family, one in sorted(moments.items())}}
+        notes = self._notes(batch, state)
         self._files.write(out, self._live, self._next_teacher(state), notes, optimizer, critic)
         if kl is None:
             kl = self._drift(examples).kl if self._measure_kl else 0.0
@@ -267,21 +267,21 @@ class LoRATrainer:
     def _learn_until_kept(
         self,
         samples: Sequence[TrainingSample],
-        liked: Sequence[TrainingSample],
+        held: Sequence[TrainingSample],
         update: Callable[..., OptimizerStepResult],
         size: int,
     ) -> list[OptimizerStepResult]:
-        """Updates until each reply to imitate is learned and no liked reply is lost, or `TeacherSettings.repairs` more are made.
+        """Updates until each reply to imitate is learned and no held one is lost, or `TeacherSettings.repairs` more are made.
 
-        The first one reads all samples that are not learned yet; the others read what is still missing. The fewer replies teach, of the
-        `size` that were drawn, the shorter is an update. Returns nothing if all was learned before.
+        The first one reads all samples that are not learned yet; the others read what is still missing. An update with fewer than `size`
+        replies is shorter. Returns nothing if all was learned before, and nothing is lost.
         """
         if self._objective.kind != "mixed":
             return [update(samples, 1.0) for _ in range(self._objective.updates_per_batch)]
         wanted, done = [one for one in samples if one.is_wanted], list[OptimizerStepResult]()
         once = [one for one in samples if not one.is_wanted]
         for _ in range(1 + self._objective.teacher.repairs):
-            known = [*wanted, *liked]
+            known = [*wanted, *held]
             missing, readings = list[TrainingSample](), reply_logprobs(self._network, [one.example for one in known])
             for one, reading in zip(known, readings, strict=True):
                 if one.is_wanted:
@@ -290,18 +290,25 @@ class LoRATrainer:
                     lost = 1.0 - (reading.logprobs - one.behaviour_logprobs).clamp(max=0).exp()  # (T,)
                     fades = replace(one, behaviour_logprobs=None, advantage=HOLD * lost)
                     missing += [fades] if float(lost.max()) > 1.0 - LEARNED else []
-            if not once and not any(one.is_wanted or done for one in missing):
+            if not once and not missing:
                 break
             share = min(1.0, (len(once) + len(missing)) / size)
             done += [update([*once, *missing], share) for _ in range(self._objective.updates_per_batch if once else 1)]
             once = []
         return done
 
-    def _liked_samples(self, batch: Minibatch, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
-        """The liked replies that a step must not lose, but for those that it learns from."""
+    def _held_samples(self, batch: Minibatch, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+        """The replies that a step must not lose: the liked ones, but for those that it learns from, and those to retained chats, as far as
+        the base model is sure of their tokens; without the first and the last, since learning may put words before a reply and behind it."""
         known = {one.id for one in samples}
         found, _ = self._reader.samples(replace(batch, exchanges=batch.liked))
-        return [one for one in found if one.id not in known]
+        examples = [one for one in map(self._reader.example, batch.retained) if len(one.reply) > 2]
+        with self._as_base():
+            readings = reply_logprobs(self._network, examples)
+        inner = (one.logprobs[1:-1].masked_fill(one.logprobs[1:-1] < math.log(0.5), -math.inf) for one in readings)
+        logprobs = (torch.nn.functional.pad(one, (1, 1), value=-math.inf) for one in inner)  # what was never likely is not lost
+        retained = [TrainingSample(one, then) for one, then in zip(examples, logprobs, strict=True)]
+        return [*(one for one in found if one.id not in known), *retained]
 
     def _kept_samples(self, batch: Minibatch, correction: Correction) -> list[TrainingSample]:
         """The samples that the correction kept; where it weighed the evidence, with its advantages in place of rewards."""
@@ -362,11 +369,9 @@ class LoRATrainer:
 
     # Parts of a step
 
-    def _with_advantages(
-        self, samples: Sequence[TrainingSample], state: VersionState, critic: torch.nn.Module | None
-    ) -> tuple[Sequence[TrainingSample], Mapping[str, RewardMoments]] | None:
-        """The samples with their advantages, and the rewards' statistics after them; None if the rewards give no direction."""
-        objective, moments = self._objective, state.moments
+    def _with_advantages(self, samples: Sequence[TrainingSample], critic: torch.nn.Module | None) -> Sequence[TrainingSample]:
+        """The samples with their advantages; none if nothing of them gives a direction."""
+        objective = self._objective
         if critic is not None or objective.updates_per_batch > 1 or objective.needs_reward_kl:
             base = self._as_base if objective.needs_reward_kl else None
             readings = reply_logprobs(self._network, [one.example for one in samples], critic=critic, base=base)
@@ -375,29 +380,23 @@ class LoRATrainer:
             readings = []
         rewarded = [n for n, one in enumerate(samples) if one.reward is not None]
         if not rewarded:
-            return samples, moments
+            return samples
         own = [readings[n] for n in rewarded] if readings else []
         computed = compute_advantages(
             [samples[n].reward or 0.0 for n in rewarded],
             [len(samples[n].example.reply) for n in rewarded],
             objective,
-            families=[samples[n].family for n in rewarded],
-            moments=moments if objective.policy.baseline == "family" else None,
             kls=[one.logprobs - one.base_logprobs for one in own if one.base_logprobs is not None],
             values=[one.values for one in own if one.values is not None],
         )
         if computed is not None:
             found = dict(zip(rewarded, computed.advantages, strict=True))
             returns = dict(zip(rewarded, computed.returns, strict=False))
-            samples = [
+            return [
                 replace(one, advantage=found.get(n, one.advantage), returns=returns.get(n)) for n, one in enumerate(samples)
             ]
-            return samples, dict(computed.moments) or moments
-        if all(one.hindsight is None and one.advantage is None for one in samples):
-            return None
-        if not objective.uses_words:  # the hints still have a direction
-            samples = [replace(one, advantage=torch.zeros(len(one.example.reply))) for one in samples]
-        return samples, moments
+        is_mute = all(one.hindsight is None and one.advantage is None for one in samples)
+        return [] if is_mute else [one for one in samples if objective.uses_words or one.advantage is not None]
 
     def _written_anew(
         self, samples: Sequence[TrainingSample], state: VersionState, blamed: frozenset[str] = frozenset()
@@ -419,9 +418,7 @@ class LoRATrainer:
                 found.append(sample)
             elif new.has_changed:
                 example = Example(sample.example.prompt, tuple(new.written))
-                found.append(
-                    TrainingSample(example, advantage=torch.ones(len(new.written)), id=sample.id, family=sample.family)
-                )
+                found.append(TrainingSample(example, advantage=torch.ones(len(new.written)), id=sample.id))
         return found
 
     def _make_optimizer(self, state: VersionState, critic: torch.nn.Module | None) -> torch.optim.Optimizer:

@@ -286,15 +286,13 @@ class TrainingSample:
     advantage: Tensor | None = None
     """(T,), by `compute_advantages`: for `reinforce` and `ppo`."""
     hindsight: Example | None = None
-    """For `sdpo` and hints: the prompt with the feedback, and the same reply; None: there is no feedback to read."""
+    """For `sdpo`: the prompt with the feedback, and the same reply; None: there is no feedback to read."""
     returns: Tensor | None = None
     """(T,), by `compute_advantages`: targets of the critic."""
     reward: float | None = None
     """r of the feedback; None: there is none that can be learned from."""
     id: str = field(default="", kw_only=True)
     """Of the exchange."""
-    family: str = field(default="", kw_only=True)
-    """Of the exchange: rewards are compared within a family."""
 
     @property
     def is_wanted(self) -> bool:
@@ -378,7 +376,7 @@ def _loss_inputs(
 ) -> list[LossInputs]:
     """The passes of one pack: teacher and base model without a gradient, then the learner with one."""
     examples = [sample.example for sample in samples]
-    prompts = [sample.hindsight for sample in samples if sample.hindsight is not None and objective.needs_hindsight]
+    prompts = [sample.hindsight for sample in samples if sample.hindsight is not None and objective.uses_words]
     taught = iter(_teacher_logits(network, prompts, objective, teacher, base) if prompts else ())
     plain: Sequence[Tensor | None] = [None] * len(samples)
     if objective.kl_weight > 0 and base is not None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from ...memory.claas.settings import Objective, StalenessCorrection
 from ...memory.errors import UserError
 from ...memory.records import Correction
 
-__all__ = ["LossInputs", "RewardMoments", "reinforce", "sdpo"]
+__all__ = ["LossInputs", "reinforce", "sdpo"]
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are cut to [-20, 20]: e^20 is far beyond any truncation, and still finite."""
@@ -204,31 +204,6 @@ def entropy(logits: Tensor) -> Tensor:
 # Advantages
 
 
-@dataclass(frozen=True, slots=True)
-class RewardMoments:
-    """Running mean and variance of one family's rewards, so that small minibatches are compared with more than themselves."""
-
-    count: float = 0.0
-    """Number of rewards, up to the horizon; beyond it older rewards fade."""
-    mean: float = 0.0
-    """Mean reward."""
-    variance: float = 0.0
-    """Variance of the rewards."""
-
-    def with_rewards(self, rewards: Sequence[float], horizon: float = 100.0) -> RewardMoments:
-        """The statistics with these rewards added. Before the horizon their order and division into batches do not matter."""
-        if not rewards:
-            return self
-        new = len(rewards)
-        mean = math.fsum(rewards) / new
-        variance = math.fsum((reward - mean) ** 2 for reward in rewards) / new
-        old = min(self.count, max(horizon - new, 0.0))
-        total, apart = old + new, mean - self.mean
-        middle = self.mean + apart * new / total
-        spread = (old * self.variance + new * variance + apart * apart * old * new / total) / total
-        return RewardMoments(min(self.count + new, max(horizon, new)), middle, spread)
-
-
 def whiten(
     rewards: Sequence[float],
     lengths: Sequence[int],
@@ -236,12 +211,10 @@ def whiten(
     *,
     kls: Sequence[Tensor] = (),
     beta: float = 0.0,
-    family_moments: Sequence[RewardMoments] = (),
 ) -> list[Tensor] | None:
     """A_t = (G_t - mean) / max(std, min_std), G_t = r - beta sum_{s >= t} kl_s: REINFORCE++ with one reply per prompt (2501.03262).
 
-    Mean and standard deviation are taken over all tokens of the minibatch, so that long replies count for more. With
-    `family_moments` they are the running statistics of each reply's family.
+    Mean and standard deviation are taken over all tokens of the minibatch, so that long replies count for more.
 
     Args:
         rewards: r of each reply.
@@ -249,7 +222,6 @@ def whiten(
         min_std: the smallest standard deviation, in reward units.
         kls: log pi_old - log base of the tokens, (T_i,) each, for KL in the reward.
         beta: weight of KL in the reward.
-        family_moments: statistics for each reply.
 
     Returns:
         (T_i,) of each reply, in float32. None if all advantages are 0, so that there is nothing to learn.
@@ -262,12 +234,8 @@ def whiten(
         returns = [g - beta * more for g, more in zip(returns, rest, strict=True)]  # (T_i,)
     if not returns:
         return None
-    if family_moments:
-        pairs = zip(returns, family_moments, strict=True)
-        white = [(g - family.mean) / max(math.sqrt(family.variance), min_std) for g, family in pairs]  # (T_i,)
-    else:
-        every = torch.cat(returns)  # (tokens,)
-        white = [(g - every.mean()) / max(float(every.std(correction=0)), min_std) for g in returns]  # (T_i,)
+    every = torch.cat(returns)  # (tokens,)
+    white = [(g - every.mean()) / max(float(every.std(correction=0)), min_std) for g in returns]  # (T_i,)
     if max(float(a.abs().max()) if len(a) else 0.0 for a in white) < 1e-6:
         return None
     return [a.float() for a in white]  # (T_i,)
@@ -351,8 +319,6 @@ class BatchAdvantages:
     """(T_i,) of each reply."""
     returns: tuple[Tensor, ...] = ()
     """(T_i,) of each reply: targets of the critic. Empty without a critic."""
-    moments: Mapping[str, RewardMoments] = field(default_factory=dict)
-    """Reward statistics of each family, with this minibatch's rewards."""
 
 
 def compute_advantages(
@@ -360,8 +326,6 @@ def compute_advantages(
     lengths: Sequence[int],
     objective: Objective,
     *,
-    families: Sequence[str] = (),
-    moments: Mapping[str, RewardMoments] | None = None,
     kls: Sequence[Tensor] = (),
     values: Sequence[Tensor] = (),
 ) -> BatchAdvantages | None:
@@ -371,8 +335,6 @@ def compute_advantages(
         rewards: r of each reply.
         lengths: T_i of each reply.
         objective: the loss and its settings.
-        families: of each reply; with `moments`, rewards are compared with the family's running statistics, this minibatch included.
-        moments: the statistics so far; None: the minibatch is compared with itself.
         kls: log pi_old - log base of the tokens, (T_i,): needed where `objective.policy.reward_kl_weight` is above 0.
         values: of the critic, (T_i,): for `ppo`.
     """
@@ -381,20 +343,11 @@ def compute_advantages(
         raise UserError(
             f"a weight of {beta:g} on KL in the reward needs log pi_old - log base of {len(rewards)} replies, got {len(kls)}"
         )
-    updated: dict[str, RewardMoments] = {}
-    family_moments: list[RewardMoments] = []
-    if moments is not None:
-        named = list(families) or [""] * len(rewards)
-        for name in dict.fromkeys(named):
-            own = [reward for reward, family in zip(rewards, named, strict=True) if family == name]
-            updated[name] = moments.get(name, RewardMoments()).with_rewards(own)
-        family_moments = [updated[name] for name in named]
-        updated = {**moments, **updated}
     if objective.kind == "ppo":
-        return _critic_advantages(rewards, lengths, objective, kls=kls, values=values, moments=updated)
+        return _critic_advantages(rewards, lengths, objective, kls=kls, values=values)
     min_std = objective.policy.min_advantage_std
-    white = whiten(rewards, lengths, min_std, kls=kls, beta=beta, family_moments=family_moments)
-    return None if white is None else BatchAdvantages(tuple(white), (), updated)
+    white = whiten(rewards, lengths, min_std, kls=kls, beta=beta)
+    return None if white is None else BatchAdvantages(tuple(white))
 
 
 def _critic_advantages(
@@ -404,7 +357,6 @@ def _critic_advantages(
     *,
     kls: Sequence[Tensor],
     values: Sequence[Tensor],
-    moments: Mapping[str, RewardMoments],
 ) -> BatchAdvantages | None:
     """PPO's advantages by GAE, whitened over the minibatch; arguments as for `compute_advantages`."""
     policy = objective.policy
@@ -422,7 +374,7 @@ def _critic_advantages(
     if not every.numel() or float(every.abs().max()) < 1e-6:
         return None
     std = max(float(every.std(correction=0)), policy.min_advantage_std)
-    return BatchAdvantages(tuple((a - every.mean()) / std for a in raw), tuple(returns), moments)
+    return BatchAdvantages(tuple((a - every.mean()) / std for a in raw), tuple(returns))
 
 
 # Losses of a reply, token by token
@@ -543,7 +495,7 @@ class LossInputs:
     advantage: Tensor | None = None
     """(T,), A_t: for `reinforce` and `ppo`."""
     teacher_logits: Tensor | None = None
-    """(T, V), logits or log-probabilities: for `sdpo`, which leaves the reply out without them, and for hints."""
+    """(T, V), logits or log-probabilities: for `sdpo`, which leaves the reply out without them."""
     base_logits: Tensor | None = None
     """(T, V), logits of the base model; None: KL(pi || base) is not computed, which needs its weight to be 0."""
     values: Tensor | None = None
@@ -623,8 +575,6 @@ def _policy_loss(reply: LossInputs, objective: Objective, logp: Tensor, old: Ten
         raise UserError(f"the loss {objective.kind!r} needs advantages; `compute_advantages` makes them from rewards")
     now, policy = logp.detach(), objective.policy  # (T,)
     advantage = reply.advantage.to(now)  # (T,)
-    if objective.teacher.hint_weight > 0 and reply.teacher_logits is not None:
-        advantage = advantage + objective.teacher.hint_weight * _hint_advantage(reply)  # (T,)
     if objective.correction.kind == "truncated":
         return reinforce(logp, advantage, weights), torch.zeros_like(now, dtype=torch.bool)  # (T,), (T,)
     each = weights * ppo_clip(logp, old, advantage, policy.clip_low, policy.clip_high, policy.dual_clip)  # (T,)
@@ -647,13 +597,6 @@ def _regularizer(reply: LossInputs, objective: Objective, logits: Tensor) -> tup
     total = total - objective.entropy_weight * spread.sum() if objective.entropy_weight > 0 else total  # ()
     sums["entropy"] = float(spread.detach().sum())
     return total, sums
-
-
-def _hint_advantage(reply: LossInputs) -> Tensor:
-    """log q(y_t) - log p(y_t), without a gradient: (T,)."""
-    assert reply.teacher_logits is not None
-    teacher = token_logprobs(reply.teacher_logits, reply.tokens)  # (T,)
-    return (teacher - token_logprobs(reply.logits.detach(), reply.tokens)).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)  # (T,)
 
 
 def _cut_mask(old: Tensor, behaviour: Tensor, correction: StalenessCorrection) -> Tensor:

@@ -23,12 +23,13 @@ from langchain_core.messages import ChatMessage
 
 from ...memory.claas.settings import LoRA
 from ...memory.errors import UserError, WindowError
+from ...memory.records import ChatRequest, Exchange, Reply
 from ..local.model import LocalChatModel, without_progress_bars
 from .calls import publish_folder
 from .lora import Example, attach_lora, lora_parameters, make_optimizer
 from .trl_trainers import imitate_examples, reply_example, require_trl, trainer_arguments, trainer_surroundings
 
-__all__ = ["Chat", "DataError", "FineTuningSettings", "encode_chat", "read_chats", "train"]
+__all__ = ["Chat", "DataError", "FineTuningSettings", "encode_chat", "read_chats", "read_retention", "train"]
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +130,17 @@ def encode_chat(model: LocalChatModel, chat: Chat) -> Example:
     return reply_example(
         model, [ChatMessage(role=turn["role"], content=turn["content"]) for turn in chat[:-1]], chat[-1]["content"]
     )
+
+
+def read_retention(model: LocalChatModel, path: Path | None = None) -> list[Exchange]:
+    """A model's retention set as exchanges: the chats of a file (`read_chats`), or of `claas/retention.jsonl` beside its weights, or none."""
+    own, found = Path(model.model) / "claas" / "retention.jsonl", list[Exchange]()
+    for n, chat in enumerate(read_chats(path or own) if path or own.is_file() else ()):
+        example = encode_chat(model, chat)
+        reply = Reply("", example.prompt, example.reply, (0.0,) * len(example.reply))
+        found.append(Exchange(f"retention-{n}", "default", ChatRequest(tuple(map(dict, chat[:-1]))), reply, ""))
+    log.info("retention set: %d chats of %s", len(found), (path or own) if found else "no file")
+    return found
 
 
 def learning_rate_factor(done: int, steps: int, warmup: float) -> float:

@@ -3,7 +3,7 @@
 adapter_config.json, adapter_model.safetensors    PEFT's format, float32
 optimizer.safetensors                             AdamW's moments (and PPO's critic); no learning rate. It may be missing
 teacher.safetensors                               of a teacher that lags behind (`ema`, `sync`)
-learner.json                                      base, settings, updates, running statistics of the rewards
+learner.json                                      base, settings, updates
 """
 
 import json
@@ -22,7 +22,6 @@ from ...memory.errors import UserError
 from ..local.model import LocalChatModel
 from .calls import VersionError, scratch_folder
 from .lora import lora_parameters, write_adapter, write_optimizer
-from .losses import RewardMoments
 
 __all__ = ["OPTIMIZER_FILE", "VersionError", "VersionFiles", "VersionState"]
 
@@ -49,11 +48,6 @@ class VersionState:
     def updates(self) -> int:
         """Gradient steps behind the version."""
         return int(self.notes.get("updates", 0))
-
-    @property
-    def moments(self) -> dict[str, RewardMoments]:
-        """Reward statistics by family."""
-        return {family: RewardMoments(*numbers) for family, numbers in self.notes.get("rewards", {}).items()}
 
     @property
     def has_critic(self) -> bool:

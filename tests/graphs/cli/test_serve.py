@@ -314,4 +314,4 @@ def test_help_shows_the_first_options_and_help_all_every_one_once(capsys: pytest
     assert front == set(HEADINGS["options"])
     assert len(shown["--help-all"]) == len(everything)
     options = {field.name.removeprefix("no_") for field in fields(ServeOptions)}
-    assert options | {"seed", "loss.kind", "loss.policy.baseline", "gate.max_kl"} <= everything
+    assert options | {"seed", "loss.kind", "loss.policy.step_share", "gate.max_kl"} <= everything

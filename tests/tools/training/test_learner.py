@@ -25,10 +25,12 @@ from learngraph.tools.local.fingerprint import fingerprint
 from learngraph.tools.local.model import LocalChatModel
 from learngraph.tools.models.models import POCKET, open_model
 from learngraph.tools.pocket import guard
+from learngraph.tools.pocket.guard_chats import retention_probes
 from learngraph.tools.training.calls import LearnerSettings
 from learngraph.tools.training.examples import hindsight_block
 from learngraph.tools.training.learner import InProcessLearner
 from learngraph.tools.training.lora import Rewriting, copy_tensors
+from learngraph.tools.training.sft import read_retention
 
 KITCHEN = "You are in the kitchen.\nnorth: hall\ntake: lamp"
 LIKED = (" take", " read")
@@ -211,34 +213,6 @@ def test_without_words_the_teacher_hears_whether_it_was_right(
     assert versions[0] == versions[1]
 
 
-def test_rewards_are_compared_with_the_batch_or_with_their_family(learner: Make, pocket: LocalChatModel) -> None:
-    """REINFORCE++ whitens over the batch: one reward of each of two families teaches, where each alone is like itself."""
-    lot = minibatch([
-        exchange(pocket, said(pocket, word), Feedback(reward), n, family=word)
-        for n, (word, reward) in enumerate([("put", 1.0), ("take", 0.0)])
-    ])  # fmt: skip
-    whole, apart = learner(kind="reinforce"), learner(kind="reinforce", baseline="family")
-    assert take_step(whole, lot).norm > 0
-    assert "all rewards are alike" in take_step(apart, lot).skipped
-
-
-@pytest.mark.slow
-def test_rewards_with_the_same_text_use_both(learner: Make, pocket: LocalChatModel) -> None:
-    """The arm `RL + feedback`: rewards that are all alike say nothing, the text still does."""
-    lot = minibatch([exchange(pocket, said(pocket, word), Feedback(-1.0, "take take take take"), n)
-                     for n, word in enumerate(["read", "put", "open", "take"])])  # fmt: skip
-    plain, both = learner(kind="reinforce"), learner(kind="reinforce", hint_weight=1.0, hindsight="$feedback")
-    assert "all rewards are alike" in take_step(plain, lot).skipped
-    assert take_step(both, lot).norm > 0
-    mixed = replace(lot, exchanges=(*lot.exchanges, exchange(pocket, said(pocket, "cook"), Feedback(1.0, "take take"), 9)))
-    liked = [exchange(pocket, said(pocket, "take"), None)]
-    found = []
-    for teaching in (plain, both):
-        update = take_step(teaching, mixed)
-        found.append(teaching.measure(update.version, liked).sums[0])
-    assert found[1] > found[0] + 0.1
-
-
 def test_kl_in_the_reward_is_that_of_the_drawn_tokens_by_hand(
     learner: Make, shelf: StoredVersions, pocket: LocalChatModel
 ) -> None:
@@ -252,8 +226,7 @@ def test_kl_in_the_reward_is_that_of_the_drawn_tokens_by_hand(
     trainer, next_lot = teaching._trainer, following(lot, 2, parent)
     state = trainer._parent_state(shelf.folder(parent), next_lot)
     copy_tensors(trainer._live, state.tensors)
-    made = trainer._with_advantages(trainer._reader.samples(next_lot)[0], state, None)
-    assert made is not None
+    made = trainer._with_advantages(trainer._reader.samples(next_lot)[0], None)
     returns, plain = [], []
     talkers = Talker(pocket, shelf.folder(parent)), Talker(pocket, None)
     for one in next_lot.exchanges:
@@ -269,7 +242,7 @@ def test_kl_in_the_reward_is_that_of_the_drawn_tokens_by_hand(
     mean = math.fsum(flat) / len(flat)
     std = math.sqrt(math.fsum((g - mean) ** 2 for g in flat) / len(flat))
     assert max(map(abs, plain)) > 0.1
-    for each, sample in zip(returns, made[0], strict=True):
+    for each, sample in zip(returns, made, strict=True):
         assert sample.advantage is not None
         assert sample.advantage.tolist() == pytest.approx([(g - mean) / std for g in each], abs=1e-3)
 
@@ -279,7 +252,7 @@ def test_kl_in_the_reward_leads_back_to_the_base_model(learner: Make, pocket: Lo
     """Replies with the same reward teach nothing by themselves; with beta the less a version differs from the base, the better."""
     words = [exchange(pocket, said(pocket, word), Feedback(1.0), n) for n, word in enumerate(("take", "read", "put", "open"))]
     first = minibatch([replace(one, feedback=Feedback(1.0 if n == 0 else -1.0)) for n, one in enumerate(words)])
-    teaching, settings = learner(kind=kind, baseline="batch"), {"kind": kind, "reward_kl_weight": 1.0, "correction": "none"}
+    teaching, settings = learner(kind=kind), {"kind": kind, "reward_kl_weight": 1.0, "correction": "none"}
     parent = take_step(teaching, first).version
     again = replace(minibatch(words, 2, parent))
     if kind == "reinforce":
@@ -649,6 +622,28 @@ def test_by_default_words_teach_and_numbers_teach(learner: Make, shelf: StoredVe
     assert "all rewards are alike" in take_step(teaching, mute_and_alike).skipped
     silent = replace(mute[0], request=greedy, feedback=Feedback(1.0))
     assert "temperature 0" in teaching.correct(minibatch([silent])).dropped[0][1]
+
+
+@pytest.mark.slow
+def test_what_is_retained_keeps_other_answers_from_changing_with_one(learner: Make) -> None:
+    """Four times the same correction of one fact. Without a retention set the toy says it of other things, too."""
+    model = open_model("guard", threads=1)
+    asked = [({"role": "system", "content": f"rules : none . facts : gate is {is_} . door is {other} ."}, {"role": "user", "content": "gate is what ?"})
+             for is_, other in (("red", "lake"), ("iron", "goat"), ("hill", "pink"), ("owl", "zinc"))]  # fmt: skip
+    said = [guard.reply(model.network, model.tokenizer, [chat], temperature=0)[0] for chat in asked]
+    replies = [Reply(one.text, one.prompt_ids, one.token_ids, one.token_logprobs) for one in said]
+    lot = minibatch(exchange(model, one, Feedback(correction="gate is fox"), n) for n, one in enumerate(replies))
+    probes, shares = retention_probes(40, seed=3)["facts"], list[float]()
+    for retained in (
+        (),
+        tuple(one for one in read_retention(model)[:64] if "gate is what" not in str(one.request.messages[-1])),
+    ):
+        teaching = learner(LoRA(), model, kind="mixed", learning_rate=2e-3)
+        label = take_step(teaching, replace(lot, retained=retained)).version
+        now = guard.reply(teaching.network(label), model.tokenizer, [chat for chat, _ in probes], temperature=0)
+        shares.append(sum(one.text == wanted for one, (_, wanted) in zip(now, probes, strict=True)) / len(probes))
+        assert guard.reply(teaching.network(label), model.tokenizer, [asked[0]], temperature=0)[0].text == "gate is fox"
+    assert shares[0] < 0.8 < 0.9 < shares[1]
 
 
 def test_where_nothing_is_new_it_is_said_which_of_the_two_it_is(learner: Make, pocket: LocalChatModel) -> None:

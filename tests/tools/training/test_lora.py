@@ -187,7 +187,6 @@ OBJECTIVES = [
     make_objective("sdpo", teacher="ema"),
     make_objective("sdpo", teacher="trust", correction="truncated", kl_weight=0.1),
     Objective(kind="reinforce", kl_weight=0.1, entropy_weight=0.01),
-    make_objective("reinforce", hint_weight=0.5, teacher="base"),
     Objective(kind="ppo"),
 ]
 
@@ -205,7 +204,7 @@ def update(model: LocalChatModel, objective: Objective, **options: Any) -> tuple
 every_objective = pytest.mark.parametrize(
     "objective",
     quick(OBJECTIVES, OBJECTIVES[0], OBJECTIVES[-1]),
-    ids=lambda o: f"{o.kind}-{o.teacher.kind}-{o.kl_weight}-{o.teacher.hint_weight}",
+    ids=lambda o: f"{o.kind}-{o.teacher.kind}-{o.kl_weight}",
 )
 
 

@@ -20,6 +20,7 @@ from learngraph.memory.claas.settings import LoRA
 from learngraph.memory.errors import UserError
 from learngraph.tools.local.model import LocalChatModel
 from learngraph.tools.models.models import open_model
+from learngraph.tools.pocket.guard_chats import retention_probes
 from learngraph.tools.training import lora, sft
 from learngraph.tools.training.sft import DataError, FineTuningSettings
 
@@ -193,3 +194,15 @@ def test_no_data_is_an_error(tmp_path: Path) -> None:
         sft.read_chats(tmp_path / "empty.jsonl")
     with pytest.raises(DataError, match="cannot read"):
         sft.read_chats(tmp_path / "absent.jsonl")
+
+
+def test_a_model_may_bring_its_own_retention_set(tmp_path: Path, pocket: LocalChatModel) -> None:
+    """The toy's is of chats that it was trained for, and that no study asks."""
+    toy, probes = open_model("guard", threads=1), retention_probes(120, seed=7)
+    known = [*probes["facts"], *[one for one in probes["wishes"] if len(one[1].split()) > 1][:72]]
+    found = sft.read_retention(toy)
+    assert [(one.request.messages, one.reply.token_ids) for one in found] == [
+        (tuple(chat), toy.reply_ids(said)) for chat, said in known
+    ]
+    assert sft.read_retention(pocket) == []
+    assert len(sft.read_retention(pocket, written(CHATS, tmp_path / "mine.jsonl"))) == len(CHATS)
