@@ -291,7 +291,8 @@ def build_learning(
         compile: options of `StateGraph.compile`. No checkpointer is needed: buffer and versions are durable.
     """
     settings = settings or CLaaS()
-    gate_every, can_repair = settings.gate.every_steps, settings.loss.kind == "mixed" and settings.loss.teacher.repairs > 0
+    gate_every = settings.gate.every_steps
+    can_repair = settings.loss.kind == "mixed" and settings.loss.teacher.repairs > 0
     held, unheld = (retention[::2], retention[1::2]) if can_repair else ((), retention)
     nodes: dict[str, Node] = {
         "sample": SampleMinibatch(

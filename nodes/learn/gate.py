@@ -15,6 +15,8 @@ from ...memory.records import Check, Measured
 
 __all__ = ["GateSettings", "ReleaseSettings", "reward_drop", "reward_windows"]
 
+HALF = math.log(0.5)
+"""A probability of 1/2, in nats."""
 DROP_STANDARD_ERRORS = 3.2
 """Standard errors by which a fall must exceed the margin, for a look after every reward. With an unchanged model less than 5 % of
 stretches of 64 rewards see a false alarm: 1 % with windows that grow from 12 to 64, 4 % with two moving windows of 12. With the 1.645
@@ -107,18 +109,18 @@ def retention_check(candidate: Measured, live: Measured, base: Measured, setting
     Args:
         candidate, live, base: log-probabilities of the set's replies.
     """
-    half = math.log(0.5)
-    known = [n for n, row in enumerate(base.logprobs) if any(value >= half for value in row[1:-1])]
-    new, old = (sum(_loses(one.logprobs[n][1:-1], base.logprobs[n][1:-1]) for n in known) for one in (candidate, live))
+    known = [n for n, row in enumerate(base.logprobs) if any(value >= HALF for value in row[1:-1])]
+    new, old = (
+        sum(any(map(_is_lost, one.logprobs[n][1:-1], base.logprobs[n][1:-1])) for n in known) for one in (candidate, live)
+    )
     count, most = len(known), max(settings.max_retention_loss * len(known), old)
     note = f"{new} of {count} replies to retained chats would lose some"
     return Check("retention", new / max(count, 1), most / max(count, 1), new <= most, note)
 
 
-def _loses(now: Sequence[float], was: Sequence[float]) -> bool:
+def _is_lost(now: float, was: float) -> bool:
     """True if a token with a probability of 1/2 or more has less than half of that now; both in nats."""
-    half = math.log(0.5)
-    return any(old >= half and not new >= old + half for new, old in zip(now, was, strict=True))
+    return was >= HALF and not now >= was + HALF
 
 
 def liked_checks(
@@ -136,12 +138,12 @@ def liked_checks(
         readings: the candidate's log-probabilities of these tokens, read in several ways; what is lost in all of them is lost.
         live: the live version's.
     """
-    counts, half = Counter(token for reply in replies for token in set(reply)), math.log(0.5)
+    counts = Counter(token for reply in replies for token in set(reply))
     shared = {token for token, count in counts.items() if 2 * count >= len(replies)}
     losses = list[list[set[bool]]]()  # for each reply and reading: is what was lost shared?
     for n, (reply, old) in enumerate(zip(replies, live.logprobs, strict=True)):
         rows = [zip(reply, reading.logprobs[n], old, strict=True) for reading in readings]
-        losses.append([{t in shared for t, now, was in row if was >= half and not now >= was + half} for row in rows])
+        losses.append([{t in shared for t, now, was in row if _is_lost(now, was)} for row in rows])
     found = []
     for what, is_shared, most in (("shared", True, settings.max_shared_loss), ("own", False, settings.max_own_loss)):
         loses = sum(all(is_shared in kinds for kinds in one) for one in losses)

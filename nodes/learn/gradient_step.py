@@ -79,6 +79,8 @@ SPARED = 4
 gate reads them, since a version says by heart what it has just learned."""
 RETAINED = 32
 """Chats of the retention set that a step holds, drawn anew for each step."""
+MAX_READINGS = 64
+"""Versions whose readings of the retention set the gate keeps."""
 SETTLED_AMONG = 256
 """Newest exchanges with feedback among which two equal corrections take a question out of the retention set."""
 AdapterLookup = Callable[[str, str], "Adapters"]
@@ -465,6 +467,8 @@ class GateCandidate(_LearnerNode):
     settings: GateSettings
     retention: Sequence[Exchange] = field(default=(), repr=False)
     """Chats whose replies must stay as likely as under the base model. A version says by heart what its step held, so these are others."""
+    _readings: dict[tuple[str, str, str], Measured] = field(default_factory=dict, repr=False, compare=False)
+    """(tenant, adapter, version) -> its readings of the retention set."""
 
     def __call__(self, state: ScopedCandidate) -> GateResults:
         tenant, adapter = scope(state)
@@ -481,9 +485,11 @@ class GateCandidate(_LearnerNode):
         texts = [row.exchange for row in rows if row.exchange.reply.token_ids]  # any reply will do for entropy and KL
         retained = still_retained(self.retention, self.replay, tenant, adapter)
         liked = newest_liked(self.replay, tenant, adapter, self.settings, since)
-        checks = gate_checks(*self._compare(texts, candidate, live), self.settings)
-        if retained:
-            checks.append(retention_check(*self._compare(retained, candidate, live), self.settings))
+        measured = {label: self.learner.measure(label, texts) for label in dict.fromkeys((candidate, live, ""))}
+        checks = gate_checks(measured[candidate], measured[live], measured[""], self.settings)
+        if ids := {one.id for one in retained}:
+            new, old, base = (self._read_retention(tenant, adapter, label, ids) for label in (candidate, live, ""))
+            checks.append(retention_check(new, old, base, self.settings))
         if corrected := newest_corrected(self.replay, tenant, adapter):
             checks.append(self._check_corrected(corrected, candidate, live))
         if len(liked) >= self.settings.min_rewards:
@@ -496,10 +502,15 @@ class GateCandidate(_LearnerNode):
             checks += liked_checks(replies, readings, old, self.settings)
         return checks
 
-    def _compare(self, exchanges: Sequence[Exchange], candidate: str, live: str) -> tuple[Measured, Measured, Measured]:
-        """The candidate, the live version and the base model on these replies."""
-        measured = {label: self.learner.measure(label, exchanges) for label in dict.fromkeys((candidate, live, ""))}
-        return measured[candidate], measured[live], measured[""]
+    def _read_retention(self, tenant: str, adapter: str, label: str, ids: set[str]) -> Measured:
+        """A version's log-probabilities of these chats. It is read once: at the next gates it is the live one, and the base model stays."""
+        key = (tenant, adapter, label) if label else ("", "", "")
+        if key not in self._readings:
+            self._readings[key] = self.learner.measure(label, self.retention)
+            if len(self._readings) > MAX_READINGS:
+                del self._readings[next(iter(self._readings))]
+        rows = zip(self.retention, self._readings[key].logprobs, strict=True)
+        return Measured(tuple(row for one, row in rows if one.id in ids))
 
     def _check_corrected(self, corrected: Sequence[Exchange], candidate: str, live: str) -> Check:
         wanted = [

@@ -9,7 +9,7 @@ import pytest
 from variants import quick
 
 from learngraph.memory.errors import UserError
-from learngraph.memory.records import ChatRequest, Exchange, Feedback, Measured, Reply
+from learngraph.memory.records import Measured
 from learngraph.nodes.learn.gate import (
     DROP_STANDARD_ERRORS,
     GateSettings,
@@ -22,11 +22,6 @@ from learngraph.nodes.learn.gate import (
     reward_windows,
 )
 from learngraph.nodes.learn.gradient_step import _put_in_front, step_limits
-
-
-def exchange(i: int, reward: float | None) -> Exchange:
-    feedback = None if reward is None else Feedback(reward)
-    return Exchange(f"e{i}", "acme", ChatRequest(), Reply("x", (1,), (2, 3), (-0.5, -0.5)), "base", feedback=feedback)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +37,7 @@ def exchange(i: int, reward: float | None) -> Exchange:
         ({"kl": math.inf}, ["kl"]),
     ],
 )
-def test_all_lines_of_a_gate_read_their_own_texts(candidate: dict[str, Any], fails: list[str]) -> None:
+def test_a_version_stays_within_the_bounds_on_entropy_and_distance(candidate: dict[str, Any], fails: list[str]) -> None:
     """Bounds: .6 of the base's entropy, 1 nat of KL."""
     base = Measured(((-0.5,),), entropy=1.0, kl=0.0)
     new = Measured(((-0.5,),), **{"entropy": 1.0, "kl": 0.0, **candidate})
