@@ -181,7 +181,9 @@ def _with_sections(message: Any, key: str, given: Sequence[dict[str, Any]]) -> A
     for one in given:
         if one["message"] == key:
             before, text = message.content, one["text"]
-            message = _with_content(message, f"{before}\n\n{text}" if isinstance(before, str) else [*before, _block(text)])
+            message = _with_content(
+                message, f"{before}\n\n{text}" if isinstance(before, str) else [*before, {"type": "text", "text": text}]
+            )
     return message
 
 
@@ -189,10 +191,6 @@ def _with_content(message: Any, content: str | list[Any]) -> Any:
     """The message with another content, beside the one that was said."""
     kept = {**message.response_metadata, PLAIN: (_said(message),)}
     return message.model_copy(update={"content": content, "response_metadata": kept})
-
-
-def _block(text: str) -> dict[str, str]:
-    return {"type": "text", "text": text}
 
 
 def _is_changed(message: Any) -> bool:

@@ -52,7 +52,7 @@ def agents_page(library: Library, before: str = "") -> str:
     Raises:
         LibraryError: there are no lessons, or only one of the two marks is in the file.
     """
-    told = "".join(f"<!-- {name}: {_without_comment_end(value)} -->\n" for name, value in _models(library).items())
+    told = "".join(f"<!-- {name}: {value.replace('-->', '')} -->\n" for name, value in _models(library).items())
     section = f"{BEGIN}\n## Lessons learned\n\n{told}{_lesson_lines(library)}{END}\n"
     if (BEGIN in before) != (END in before):
         raise LibraryError(f"the page has only one of the two marks {BEGIN!r} and {END!r}; put both back, or delete both")
@@ -77,7 +77,3 @@ def _default_description(library: Library) -> str:
 def _models(library: Library) -> dict[str, str]:
     known = {"written-by": library.written_by, "accept-test-passed-with": library.tested_with}
     return {name: value for name, value in known.items() if value}
-
-
-def _without_comment_end(text: str) -> str:
-    return text.replace("-->", "")

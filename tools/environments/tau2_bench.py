@@ -151,7 +151,8 @@ class _Benchmark:
         # Loading a database takes a tenth of a second, a copy of it a fraction of that.
         self._databases = {"db": pickle.dumps(first.tools.db), "user_db": pickle.dumps(first.user_tools.db)}
         self.policy = str(first.policy)
-        described = [_describe(tool.openai_schema["function"]) for tool in (*first.get_tools(), *first.get_user_tools())]
+        functions = [tool.openai_schema["function"] for tool in (*first.get_tools(), *first.get_user_tools())]
+        described = [ToolDescription(one["name"], one["description"], one["parameters"]) for one in functions]
         self.tools = {tool.name: tool for tool in (*sorted(described, key=lambda tool: tool.name), _DONE)}
 
     def new_service(self, solo_mode: bool = False) -> Any:
@@ -272,10 +273,6 @@ def _open_benchmark() -> _Benchmark:
         del os.environ["PYTHON_DOTENV_DISABLED"]
         if before is not None:
             os.environ["PYTHON_DOTENV_DISABLED"] = before
-
-
-def _describe(function: Mapping[str, Any]) -> ToolDescription:
-    return ToolDescription(function["name"], function["description"], function["parameters"])
 
 
 def _constant(source: ast.Module, name: str) -> str:
