@@ -23,17 +23,17 @@ Learning, one gradient step:
               feedback is on a reply of a version that is further back than `max_lead` releases  (x, y, r) ~ B
     correct   log pi_old(y) with the present learner; weights, and which replies are too stale  w = min(pi_old / mu, C)
               rewards: z of a permutation test over the newest 32; below 4 they teach nothing     A = r~ - mean r,  eta (1 - (4 / z)^2)
-    step      an update, and up to `repairs` (12) more on replies to imitate that are not learned (p < .8 of a token), on the newest liked
-              ones that are lost (p < .8 mu), and on 32 of the retention set (p < .8 of the base model's); then the whole adapter is shrunk by
+    step      an update, and up to `repairs` (12) more on replies to imitate, those of earlier corrections too, that are not learned (p < .9 of
+              a token), and on what is lost of the newest liked ones (p < .8 mu) and of 32 of the retention set (p < .8 of the base
+              model's), read before the 5th, 9th and last update, and when nothing else is missing; then the whole adapter is shrunk by
               s in [0, 1], as little as keeps its entropy and its distance KL from the base model within the gate's bounds; a new
               immutable version                                                                   theta <- s AdamW(theta, grad L)
     commit    the step is taken: each exchange used once more                                   k <- k + 1
-    gate      every `every_steps` steps: candidate against live on the newest liked and corrected replies (a step does not draw the newest 4
-              corrected ones, nor hold the newest 4 liked ones), on the retention set, in entropy, and in KL to the base
+    gate      every `every_steps` steps: candidate against live on the newest liked and corrected replies (a step leaves the newest 4 of
+              each to it), on other chats of the retention set, in entropy, and in KL to the base
     load      the engine takes the candidate in beside the live version
     promote   requests go to it, or a share of them
-    drop      it never answers; learning goes on from the live version, with the same feedback and half the step (then a quarter), or with a
-              retention set the whole one
+    drop      it never answers; learning goes on from the live version, without a retention set by half the step (then a quarter)
     skip      nothing to learn: no words (sdpo), rewards all alike (ppo, reinforce), neither words nor a difference (mixed), too stale; or
               all of it is learned already, or the words change nothing
 
@@ -76,6 +76,7 @@ from langgraph.graph import StateGraph
 
 from ..memory.claas.replay import Replay
 from ..memory.claas.settings import (
+    GATE_SHARE,
     LoRA,
     Objective,
     PolicyGradient,
@@ -286,21 +287,21 @@ def build_learning(
         versions: (tenant, adapter) -> its versions on disk.
         settings: hyper-parameters; the graph uses `replay`, `gate`, `rollout` and `seed`.
         load: makes the engine load a version by its label; None: the engine finds versions by itself.
-        retention: chats whose replies must stay as likely as under the base model: with the loss `mixed` every other one is for the steps,
-            the rest for the gate.
+        retention: chats whose replies must stay as likely as under the base model: with the loss `mixed` and `repairs` every eighth one is
+            for the gate, the rest for the steps.
         compile: options of `StateGraph.compile`. No checkpointer is needed: buffer and versions are durable.
     """
     settings = settings or CLaaS()
-    gate_every = settings.gate.every_steps
     can_repair = settings.loss.kind == "mixed" and settings.loss.teacher.repairs > 0
-    held, unheld = (retention[::2], retention[1::2]) if can_repair else ((), retention)
+    split = [one for n, one in enumerate(retention) if n % GATE_SHARE], retention[::GATE_SHARE]
+    held, for_gate = split if can_repair else ([], retention)
     nodes: dict[str, Node] = {
         "sample": SampleMinibatch(
             replay,
             versions,
             settings=settings.replay,
             base=learner.base,
-            gate_every=gate_every,
+            gate_every=settings.gate.every_steps,
             max_lead=settings.max_lead_steps,
             seed=settings.seed,
             has_gate=settings.gate.enabled,
@@ -308,8 +309,8 @@ def build_learning(
         "correct": Correct(learner, replay, versions, settings.gate, settings.loss.weighs_rewards, 0 if held else MAX_HALVINGS),
         "step": TakeGradientStep(learner, replay, versions, settings.gate, held),
         "skip": Skip(replay),
-        "commit": CommitStep(replay, versions, gate_every),
-        "gate": GateCandidate(learner, replay, versions, settings.gate, unheld),
+        "commit": CommitStep(replay, versions, settings.gate.every_steps),
+        "gate": GateCandidate(learner, replay, versions, settings.gate, for_gate),
         "load": Load(load),
         "promote": Promote(versions, settings.rollout.canary_share),
         "drop": Drop(replay, versions),

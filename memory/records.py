@@ -710,8 +710,8 @@ class Minibatch:
     """Seed of all random draws in the step."""
     witnesses: tuple[Exchange, ...] = ()
     """The adapter's newest exchanges with a reward, by which the step weighs what its rewards say; none: rewards count as they are."""
-    liked: tuple[Exchange, ...] = ()
-    """Newest replies that were liked without a word, which the step must not make less likely."""
+    rehearsal: tuple[Exchange, ...] = ()
+    """Newest replies that were liked without a word, which the step must not lose, and newest corrected ones, which it must not unlearn."""
     retained: tuple[Exchange, ...] = ()
     """Chats of the retention set, whose replies must stay as likely as under the base model, but for their first and last tokens."""
 

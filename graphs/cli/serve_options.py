@@ -98,7 +98,7 @@ class ServeOptions:
     engine_path: str = ""
     """The folder under which a vLLM server on another machine sees `adapters` of --out. Default: under the same path."""
     retention_file: Path | None = None
-    """A JSONL file of chats (`{"messages": [...]}`, the assistant's reply last) whose replies must stay likely: steps hold half of them, the
+    """A JSONL file of chats (`{"messages": [...]}`, the assistant's reply last) whose replies must stay likely: steps hold seven of eight, the
     gate reads the others. Default: `claas/retention.jsonl` in the folder of the model's weights, if the model is in this process."""
     max_body_bytes: int = 1 << 20
     """Largest request, in bytes."""

@@ -384,9 +384,8 @@ class Replay(ReplayQueries):
                 return None
             ready = [row for row in ready if row[3] not in spared] or ready
             random = Random(f"{seed}/{id}")
-            drawn = [
-                ready[i][0] for i in stratified_sample([(row[1], bool(row[2])) for row in ready], size, random, positive_share)
-            ]
+            places = stratified_sample([(row[1], bool(row[2])) for row in ready], size, random, positive_share)
+            drawn = sorted(ready[place][0] for place in places)  # oldest first
             base.executemany("UPDATE records SET state = 'leased', batch = ? WHERE n = ?", [(id, n) for n in drawn])
             ids = [base.execute("SELECT id FROM records WHERE n = ?", (n,)).fetchone()[0] for n in drawn]
             base.execute(

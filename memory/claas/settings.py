@@ -14,6 +14,10 @@ from ..errors import UserError
 __all__ = ["LoRA", "Objective", "PolicyGradient", "ReplaySettings", "StalenessCorrection", "TeacherSettings", "check_bounds"]
 
 
+GATE_SHARE = 8
+"""One chat of the retention set in so many is for the gate: a version says by heart what its step held."""
+READ_EVERY = 4
+"""Updates after which a step reads all that it must not lose. In between it reads what was missing: most of the rest stays."""
 ABOVE_0 = math.ulp(0.0)
 """The least number above 0, as a bound."""
 BELOW_1 = math.nextafter(1.0, 0.0)
@@ -151,8 +155,8 @@ class TeacherSettings:
     Longer replies, replies of which the teacher is less than 1/2 sure of a word, and with 0 all replies are drawn towards the teacher as
     they were, as in the paper."""
     repairs: int = 12
-    """Further updates of a step, at most, while it has not learned the replies that should have been, or has lost liked ones (for
-    `mixed`): what is half learned garbles. Paper: 0."""
+    """Further updates of a step, at most, while it has not learned the replies that should have been, or has lost others that it
+    rehearses or retains (for `mixed`): what is half learned garbles. Paper: 0."""
 
     def __post_init__(self) -> None:
         check_bounds(self, "loss.teacher", divergence=(0, 1), ema_rate=(0, 1), learner_share=(0, 1))

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import islice
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from typing_extensions import TypedDict
 
 from ...memory.errors import AdapterConflict, AdapterError, UserError, machine_error, public_text
-from ...memory.records import Check, Correction, Exchange, ExchangeQuery, Measured, Minibatch, Update
+from ...memory.records import Check, Correction, Exchange, ExchangeQuery, Feedback, Measured, Minibatch, Update
 from ..state import (
     AdapterScope,
     BatchChannel,
@@ -78,11 +80,15 @@ SPARED = 4
 """Newest corrected replies that a step does not learn from, and newest liked replies that it does not hold; at most half of each kind. The
 gate reads them, since a version says by heart what it has just learned."""
 RETAINED = 32
-"""Chats of the retention set that a step holds, drawn anew for each step."""
+"""Chats of the retention set that a step holds, drawn anew for each step; and corrections that it rehearses, at most."""
 MAX_READINGS = 64
 """Versions whose readings of the retention set the gate keeps."""
 SETTLED_AMONG = 256
-"""Newest exchanges with feedback among which two equal corrections take a question out of the retention set."""
+"""Newest exchanges with feedback whose corrections are rehearsed, and may settle what a question is answered."""
+AGREEING = 3
+"""Newest corrections of a question, in the same words, that settle what it is answered, also in chats of the retention set."""
+RESTATED = 8
+"""Chats of the retention set that a step learns to answer as users settled it, at most."""
 AdapterLookup = Callable[[str, str], "Adapters"]
 """(tenant, adapter) -> its versions."""
 
@@ -104,8 +110,8 @@ class AdapterLearner(Protocol):
             UserError: nothing can be learned from this minibatch, however often it is tried.
         """
 
-    def measure(self, label: str, exchanges: Sequence[Exchange]) -> Measured:
-        """Log-probabilities, entropy and KL of a version (empty label: the base model) on the replies of exchanges."""
+    def measure(self, label: str, exchanges: Sequence[Exchange], with_kl: bool = True) -> Measured:
+        """Log-probabilities, entropy and (unless `with_kl` is false) KL of a version (empty label: the base model) on exchanges' replies."""
 
 
 def is_gate_due(versions: Adapters, label: str, gate_every: int) -> bool:
@@ -126,16 +132,12 @@ class ScopedBatch(AdapterScope, BatchChannel):
     """A minibatch, and the adapter that it is for."""
 
 
-class CorrectedBatch(BatchChannel, CorrectionChannel):
+class CorrectedBatch(ScopedBatch, CorrectionChannel):
     """A minibatch, and which of its exchanges may teach."""
 
 
-class ScopedCorrectedBatch(AdapterScope, CorrectedBatch):
-    """The same, and its adapter."""
-
-
-class SkippedBatch(CorrectedBatch, WhyChannel, total=False):
-    """The same, the reason why nothing is learned, and the result of a step that taught nothing."""
+class SkippedBatch(BatchChannel, CorrectionChannel, WhyChannel, total=False):
+    """A minibatch, which of its exchanges may teach, the reason why nothing is learned, and the result of a step that taught nothing."""
 
     update: Update
 
@@ -150,7 +152,7 @@ class UpdateWithReason(UpdateChannel, WhyChannel):
     """The result of a step, and the reason if there is none."""
 
 
-class UpdatedBatch(ScopedBatch, CorrectionChannel, UpdateChannel):
+class UpdatedBatch(CorrectedBatch, UpdateChannel):
     """A minibatch, and the version that was made from it."""
 
 
@@ -175,12 +177,6 @@ class GatedCandidate(ScopedCandidate, ChecksChannel):
 
 class FailedCandidate(GatedCandidate, WhyChannel):
     """A version that the gate has examined, and the reason against it."""
-
-
-class DroppedVersion(TypedDict):
-    """The outcome of a step whose version was dropped."""
-
-    outcome: str
 
 
 @dataclass(frozen=True)
@@ -270,8 +266,7 @@ class Correct(_LearnerNode):
     """Compare log pi_old(y) with log mu(y), once per minibatch: importance weights, ESS, and exchanges that are too stale.
 
     It also sets the step's limits, a little inside of the gate's, so that a version does not fail there for having gone too far from
-    the base model. Versions in a row that failed the gate halve the next step, unless a retention set is held, so that versions come
-    nearer to the live one, which passed.
+    the base model. Versions in a row that failed the gate halve the next step, unless a retention set is held.
     """
 
     versions: AdapterLookup = field(repr=False)
@@ -310,17 +305,21 @@ def newest_corrected(replay: Replay, tenant: str, adapter: str, among: int = COR
     return [one for one in found if one.feedback is not None and one.feedback.correction.strip()]
 
 
-def still_retained(retention: Sequence[Exchange], replay: Replay, tenant: str, adapter: str) -> list[Exchange]:
-    """The chats of a retention set that an adapter must still answer as the base model does: but for questions that were corrected twice
-    in the same words, among the newest `SETTLED_AMONG` feedbacks. (A question is a chat's last message.)"""
+def settled_questions(replay: Replay, tenant: str, adapter: str) -> dict[str, str]:
+    """Questions whose newest `AGREEING` corrections are the same, with these words: chats of a retention set that ask them must not be
+    answered as the base model does."""
+    found = defaultdict[str, list[str]](list)
+    for asked, words in map(_question_and_correction, newest_corrected(replay, tenant, adapter, SETTLED_AMONG)):
+        found[asked].append(words)
+    return {asked: words[0] for asked, words in found.items() if Counter(words[:AGREEING])[words[0]] == AGREEING}
 
-    def question(one: Exchange) -> str:
-        return str([message.get("content") for message in one.request.messages[-1:]])
 
-    corrected = newest_corrected(replay, tenant, adapter, SETTLED_AMONG)
-    counts = Counter((question(one), one.feedback.correction.strip()) for one in corrected if one.feedback)
-    settled = {asked for (asked, _), count in counts.items() if count > 1}
-    return [one for one in retention if question(one) not in settled]
+def _question_and_correction(one: Exchange) -> tuple[str, str]:
+    """A chat's last message (in parts: their texts, if they are nothing else), and what should have been replied (empty: no correction)."""
+    asked = next((message.get("content") for message in one.request.messages[-1:]), one.request.raw)
+    if isinstance(asked, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in asked):
+        asked = " ".join(str(part.get("text")) for part in asked)
+    return str(asked), one.feedback.correction.strip() if one.feedback else ""
 
 
 def _spared(exchanges: list[Exchange]) -> list[Exchange]:
@@ -329,20 +328,47 @@ def _spared(exchanges: list[Exchange]) -> list[Exchange]:
 
 
 def newest_liked(
-    replay: Replay, tenant: str, adapter: str, gate: GateSettings, since: float, for_gate: bool = True
+    replay: Replay, tenant: str, adapter: str, gate: GateSettings, since: float, with_held_out: bool = True
 ) -> list[Exchange]:
     """Those of the newest exchanges with a reward (twice `min_rewards`) that were liked without a word, newest first.
 
     Args:
         since: Unix time of the last rollback for falling rewards; what was liked before has no say: by it a version passed that users
             then liked less.
-        for_gate: with those that are held out from training, and those that a step leaves to the gate (`SPARED`).
+        with_held_out: with those that are held out from training.
     """
     rows = newest_rewarded(replay, tenant, adapter, 2 * gate.min_rewards)
-    found = [row.exchange for row in rows if row.exchange.created >= since and (for_gate or row.state != "held")]
+    found = [row.exchange for row in rows if row.exchange.created >= since and (with_held_out or row.state != "held")]
     rewarded = [(one, one.feedback) for one in found if one.feedback and one.reply.token_ids]
-    liked = [one for one, said in rewarded if (said.reward or 0) > 0 and not said.is_mixed]
-    return liked if for_gate or not gate.enabled else liked[len(_spared(liked)) :]
+    return [one for one, said in rewarded if (said.reward or 0) > 0 and not (said.is_mixed or said.correction)]
+
+
+def newest_rehearsal(replay: Replay, versions: Adapters, batch: Minibatch, gate: GateSettings) -> tuple[Exchange, ...]:
+    """The replies that a step rehearses: the newest liked ones, but for what it leaves to the gate (`SPARED`); and the newest corrected ones
+    that an earlier version learned from, unless their question was corrected in other words since."""
+    liked = newest_liked(replay, batch.tenant, batch.adapter, gate, versions.last_fall, with_held_out=False)
+    corrected = newest_corrected(replay, batch.tenant, batch.adapter, SETTLED_AMONG)
+    newest, before = dict(map(_question_and_correction, reversed(corrected))).items(), {*versions.lineage(batch.parent)} - {""}
+    valid = (one for one in corrected if _question_and_correction(one) in newest)
+    learned = (one for one in valid if before & {label for _, label in replay.uses(batch.tenant, one.id)})
+    return (*liked[len(_spared(liked)) * gate.enabled :], *islice(learned, RETAINED))
+
+
+def draw_retained(batch: Minibatch, retention: Sequence[Exchange], settled: Mapping[str, str]) -> Minibatch:
+    """A minibatch with chats of a retention set: `RETAINED` to hold, and `RESTATED` to answer as users settled it, once a version learned
+    one of their corrections (so that what is deleted is found in the versions that know it)."""
+    draw, like, learned = random.Random(batch.seed), batch.exchanges[0], {*map(_question_and_correction, batch.rehearsal)}
+    held, restated = list[Exchange](), list[Exchange]()
+    for one in retention:
+        asked, _ = _question_and_correction(one)
+        if asked not in settled:
+            held.append(one)
+        elif (asked, settled[asked]) in learned:
+            said = Feedback(correction=settled[asked])
+            restated.append(replace(one, tenant=like.tenant, adapter=like.adapter, base=like.base, feedback=said))
+    restated = draw.sample(restated, min(RESTATED, len(restated)))
+    held = draw.sample(held, min(RETAINED, len(held)))
+    return replace(batch, rehearsal=(*batch.rehearsal, *restated), retained=tuple(held))
 
 
 def step_limits(gate: GateSettings) -> tuple[float, float]:
@@ -361,8 +387,8 @@ def route_correction(state: CorrectionChannel) -> Literal["something left", "not
 
 @dataclass(frozen=True)
 class TakeGradientStep(_LearnerNode):
-    """theta <- theta - eta grad L: one step on the exchanges that the correction kept, which holds the newest liked replies and some of the
-    retention set. Writes a new version to disk."""
+    """theta <- theta - eta grad L: one step on the exchanges that the correction kept, which rehearses the newest liked and corrected
+    replies and holds some of the retention set. Writes a new version to disk."""
 
     versions: AdapterLookup = field(repr=False)
     gate: GateSettings = field(default_factory=GateSettings)
@@ -370,13 +396,14 @@ class TakeGradientStep(_LearnerNode):
     retention: Sequence[Exchange] = field(default=(), repr=False)
     """Chats whose replies must stay as likely as under the base model."""
 
-    def __call__(self, state: ScopedCorrectedBatch) -> UpdateWithReason:
-        batch, since = self.replay.minibatch(state["batch"]), self.versions(*scope(state)).last_fall
-        liked = newest_liked(self.replay, batch.tenant, batch.adapter, self.gate, since, for_gate=False)
-        retained = still_retained(self.retention, self.replay, batch.tenant, batch.adapter)
-        drawn = random.Random(batch.seed).sample(retained, min(RETAINED, len(retained)))
+    def __call__(self, state: CorrectedBatch) -> UpdateWithReason:
+        batch = self.replay.minibatch(state["batch"])
+        rehearsal = newest_rehearsal(self.replay, self.versions(*scope(state)), batch, self.gate)
+        batch = draw_retained(
+            replace(batch, rehearsal=rehearsal), self.retention, settled_questions(self.replay, *scope(state))
+        )
         try:
-            update = self.learner.step(replace(batch, liked=tuple(liked), retained=tuple(drawn)), state["correction"])
+            update = self.learner.step(batch, state["correction"])
         except UserError as error:
             return {"update": Update("", _reason(error)), "why": _reason(error)}
         return {"update": update, "why": update.skipped}
@@ -408,8 +435,7 @@ class Skip:
         update = state.get("update")
         dropped = dict(state["correction"].dropped)
         why = state["why"] or "; ".join(sorted(set(dropped.values()))) or "nothing was left after the correction"
-        is_used = update is None or not update.help
-        self.replay.release(state["batch"], why, counts_as_sampling=is_used, rejected=dropped)
+        self.replay.release(state["batch"], why, counts_as_sampling=update is None or not update.help, rejected=dropped)
         return {"outcome": "skipped", "why": why}
 
 
@@ -466,7 +492,7 @@ class GateCandidate(_LearnerNode):
     versions: AdapterLookup = field(repr=False)
     settings: GateSettings
     retention: Sequence[Exchange] = field(default=(), repr=False)
-    """Chats whose replies must stay as likely as under the base model. A version says by heart what its step held, so these are others."""
+    """Chats whose replies must stay as likely as under the base model, other ones than those of the steps."""
     _readings: dict[tuple[str, str, str], Measured] = field(default_factory=dict, repr=False, compare=False)
     """(tenant, adapter, version) -> its readings of the retention set."""
 
@@ -483,11 +509,11 @@ class GateCandidate(_LearnerNode):
         since = self.versions(tenant, adapter).last_fall
         rows = self.replay.rows(ExchangeQuery(tenant, adapter, limit=self.settings.texts))
         texts = [row.exchange for row in rows if row.exchange.reply.token_ids]  # any reply will do for entropy and KL
-        retained = still_retained(self.retention, self.replay, tenant, adapter)
+        settled = settled_questions(self.replay, tenant, adapter)
         liked = newest_liked(self.replay, tenant, adapter, self.settings, since)
         measured = {label: self.learner.measure(label, texts) for label in dict.fromkeys((candidate, live, ""))}
         checks = gate_checks(measured[candidate], measured[live], measured[""], self.settings)
-        if ids := {one.id for one in retained}:
+        if ids := {one.id for one in self.retention if _question_and_correction(one)[0] not in settled}:
             new, old, base = (self._read_retention(tenant, adapter, label, ids) for label in (candidate, live, ""))
             checks.append(retention_check(new, old, base, self.settings))
         if corrected := newest_corrected(self.replay, tenant, adapter):
@@ -495,8 +521,9 @@ class GateCandidate(_LearnerNode):
         if len(liked) >= self.settings.min_rewards:
             whole = [one.reply.token_ids for one in liked]
             replies = [tokens[:-1] or tokens for tokens in whole]
-            plain, old = (self.learner.measure(label, _with_replies(liked, replies)) for label in (candidate, live))
-            behind = self.learner.measure(candidate, _with_replies(liked, map(_put_in_front, plain.firsts, whole)))
+            read = partial(self.learner.measure, with_kl=False)
+            plain, old = (read(label, _with_replies(liked, replies)) for label in (candidate, live))
+            behind = read(candidate, _with_replies(liked, map(_put_in_front, plain.firsts, whole)))
             pairs = zip(replies, behind.logprobs, strict=True)
             readings = (plain, Measured(tuple(row[-len(reply) :] for reply, row in pairs)))
             checks += liked_checks(replies, readings, old, self.settings)
@@ -506,7 +533,7 @@ class GateCandidate(_LearnerNode):
         """A version's log-probabilities of these chats. It is read once: at the next gates it is the live one, and the base model stays."""
         key = (tenant, adapter, label) if label else ("", "", "")
         if key not in self._readings:
-            self._readings[key] = self.learner.measure(label, self.retention)
+            self._readings[key] = self.learner.measure(label, self.retention, with_kl=False)
             if len(self._readings) > MAX_READINGS:
                 del self._readings[next(iter(self._readings))]
         rows = zip(self.retention, self._readings[key].logprobs, strict=True)
@@ -519,7 +546,7 @@ class GateCandidate(_LearnerNode):
             if e.feedback
         ]
         try:
-            new, old = (self.learner.measure(label, [*corrected, *wanted]) for label in (candidate, live))
+            new, old = (self.learner.measure(label, [*corrected, *wanted], with_kl=False) for label in (candidate, live))
         except UserError as error:  # a correction that does not fit the window, which no step has rejected yet
             return Check("corrected replies lost", None, self.settings.max_own_loss, True, _reason(error))
         return corrected_check(new, old, self.settings)
@@ -589,13 +616,13 @@ class Promote:
 class Drop(_MemoryNode):
     """Drop a version that failed the gate, and go on learning from the live one. The feedback behind it may teach again."""
 
-    def __call__(self, state: FailedCandidate) -> DroppedVersion:
+    def __call__(self, state: FailedCandidate) -> Outcome:
         tenant, adapter = scope(state)
         versions = self.versions(tenant, adapter)
         # In this order: a crash in between leaves a candidate that is no step's parent.
         self.replay.set_head(tenant, adapter, versions.current, give_back=True)
         versions.drop(state["candidate"], state["why"], {"gate": [asdict(check) for check in state["checks"]]})
-        return {"outcome": "dropped"}
+        return {"outcome": "dropped", "why": state["why"]}
 
 
 def describe_run(state: Mapping[str, Any]) -> str:

@@ -50,7 +50,9 @@ from learngraph.nodes.learn.gradient_step import (
     Skip,
     TakeGradientStep,
     describe_run,
-    still_retained,
+    draw_retained,
+    newest_rehearsal,
+    settled_questions,
 )
 from learngraph.nodes.prompt import PROMPTS_DIR
 from learngraph.tools.models import models
@@ -200,6 +202,7 @@ async def test_a_step_by_hand(replay: Replay, versions: Any) -> None:
     live = versions("acme", "default").current
     assert (done["outcome"], done["update"].version, done["candidate"]) == ("live", live, live)
     assert [check.name for check in done["checks"]] == ["lineage", "entropy", "kl"]
+    assert [one.id for one in replay.minibatch(done["batch"]).exchanges] == [f"e{n}" for n in range(8)]  # oldest first
     assert describe_run(done) == f"live {live} (passed the gate)"
     assert (replay.step("acme", "default"), replay.head("acme", "default")) == (1, live)
     assert learner.logits(live)[2] > max(learner.logits(live)[i] for i in (0, 1, 3))
@@ -231,7 +234,7 @@ async def test_a_step_holds_the_newest_liked_replies_that_no_gate_asks_for(
     real = learner.step
 
     def take(batch: Minibatch, correction: Correction) -> Update:
-        held.update(one.id for one in batch.liked)
+        held.update(one.id for one in batch.rehearsal)
         return real(batch, correction)
 
     learner.step = take  # type: ignore[method-assign]
@@ -241,34 +244,58 @@ async def test_a_step_holds_the_newest_liked_replies_that_no_gate_asks_for(
     assert held == {f"e{n}" for n in range(8 - spared)}
 
 
+async def test_a_step_rehearses_what_a_version_before_it_learned_in_its_questions_newest_words(
+    replay: Replay, versions: Any
+) -> None:
+    """Nothing that no step drew, or of a line that was rolled back; nor what a user has changed his mind on since."""
+    _, mine, step = await begun(replay, versions)
+    row = replay.get("acme", "e1")
+    assert row is not None
+    parts = ChatRequest(({"role": "user", "content": [{"type": "text", "text": "say 1"}]},))
+    lot = (await step())["batch"]
+    for n in range(8):
+        replay.add_feedback("acme", f"e{n}", Feedback(correction="blue"))
+    drawn = {f"e{n}" for n in range(8)}
+    replay.append(replace(row.exchange, id="new", feedback=Feedback(correction="blue")))
+    after = replace(replay.minibatch(lot), parent=mine.current)
+    assert {one.id for one in newest_rehearsal(replay, mine, after, OPEN_GATE.gate)} == drawn
+    assert newest_rehearsal(replay, mine, replace(after, parent=""), OPEN_GATE.gate) == ()
+    replay.append(replace(row.exchange, id="other", request=parts, feedback=Feedback(correction="red")))
+    assert {one.id for one in newest_rehearsal(replay, mine, after, OPEN_GATE.gate)} == drawn - {"e1"}
+
+
 async def test_step_and_gate_share_the_retention_set_but_for_settled_questions(replay: Replay, versions: Any) -> None:
-    """Corrected twice in the same words: who says now this and now that has not made up his mind."""
+    """Corrected three times in the same words: who says now this and now that has not made up his mind."""
     learner, *_ = await begun(replay, versions)
-    given, row = {"one": ("red", "red"), "two": ("red", "blue"), "three": ("red",), "four": ()}, replay.get("acme", "e0")
+    given = {"one": (), "two": ("red", "blue", "red", "red"), "three": ("blue", "red", "red", "red"), "four": ("red", "red")}
+    row = replay.get("acme", "e0")
     assert row is not None
     chats = {asked: replace(row.exchange, id=asked, request=urn.request(asked)) for asked in given}
     for asked, saids in given.items():
         for n, said in enumerate(saids):
             replay.append(replace(chats[asked], id=f"{asked}{n}", feedback=Feedback(correction=said)))
-    assert [one.id for one in still_retained([*chats.values()], replay, "acme", "default")] == ["two", "three", "four"]
+    settled = settled_questions(replay, "acme", "default")
+    assert settled == {"three": "red"}
+    plain = Minibatch("b", "acme", "default", 1, "", (row.exchange,), 0, rehearsal=(chats["three"],))
+    assert draw_retained(plain, [*chats.values()], settled).rehearsal == plain.rehearsal  # no version learned it yet
+    known = replace(plain, rehearsal=(replace(chats["three"], feedback=Feedback(correction="red")),))
+    (_, restated) = draw_retained(known, [*chats.values()], settled).rehearsal
+    assert (restated.id, restated.feedback) == ("three", Feedback(correction="red"))
     real, held, read = (learner.step, learner.measure), list[str](), list[tuple[str, str]]()
 
     def take(batch: Minibatch, correction: Correction) -> Update:
         held.extend(one.id for one in batch.retained)
         return real[0](batch, correction)
 
-    def measure(label: str, exchanges: Any) -> Any:
+    def measure(label: str, exchanges: Any, **_: Any) -> Any:
         read.extend((label, one.id) for one in exchanges if one.id in given)
-        return real[1](label, [one if one.reply.token_ids else replace(one, reply=chats["four"].reply) for one in exchanges])
+        return real[1](label, [one if one.reply.token_ids else replace(one, reply=chats["one"].reply) for one in exchanges])
 
     learner.step, learner.measure = take, measure
     graph = claas.build_learning(learner, replay, versions, OPEN_GATE, retention=[*chats.values()])
     done = await graph.ainvoke({"tenant": "acme"})
     assert "retention" in [check.name for check in done["checks"]]
-    assert (held, read) == (
-        ["three"],
-        [(label, asked) for label in (done["candidate"], "") for asked in ("two", "four")],
-    )  # the live one is the base
+    assert (sorted(held), read) == (["four", "two"], [(done["candidate"], "one"), ("", "one")])  # the live one is the base
 
 
 async def test_a_version_that_half_learned_corrections_does_not_go_live(replay: Replay, versions: Any) -> None:
@@ -277,7 +304,7 @@ async def test_a_version_that_half_learned_corrections_does_not_go_live(replay: 
         replay.add_feedback("acme", f"e{n}", Feedback(-1.0, correction="blue"))
     real = learner.measure
 
-    def measure(label: str, exchanges: Any) -> Any:
+    def measure(label: str, exchanges: Any, **_: Any) -> Any:
         """What the base model says and nobody else, and what nobody says: the replies that should have been."""
         rows = tuple((-0.1,) if not label and one.reply.token_ids else (-9.0,) for one in exchanges)
         return replace(real(label, [one for one in exchanges if one.reply.token_ids]), logprobs=rows)
@@ -294,7 +321,7 @@ async def test_the_gate_reads_a_correction_as_a_step_imitates_it(replay: Replay,
     replay.add_feedback("acme", "e0", Feedback(-1.0, correction=" blue\n"))
     real, read = learner.measure, list[str]()
 
-    def measure(label: str, exchanges: Any) -> Any:
+    def measure(label: str, exchanges: Any, **_: Any) -> Any:
         read.extend(one.reply.text for one in exchanges if not one.reply.token_ids)
         return real(label, [replace(one, reply=replace(one.reply, token_ids=(2, urn.END))) for one in exchanges])
 
@@ -502,7 +529,7 @@ async def test_dropping_and_skipping_may_run_twice(replay: Replay, versions: Any
         state |= node(state)  # type: ignore[operator]
     state |= {"checks": [Check("kl", 9.0, 1.0, False, "far")], "why": "kl: far"}
     for _ in range(2):
-        assert Drop(replay, versions)(state) == {"outcome": "dropped"}  # type: ignore[arg-type]
+        assert Drop(replay, versions)(state)["outcome"] == "dropped"  # type: ignore[arg-type]
     assert (replay.head("acme", "default"), mine.version(state["candidate"]).state) == ("", "dropped")
     assert [entry["state"] for entry in mine.log()] == ["candidate", "dropped"]
     for ends in ("released", "withdrawn"):

@@ -26,9 +26,16 @@ from claas_users import EVERY_VALUE, SimulatedUser, is_kept
 from learngraph.graphs.claas import CLaaS, build_learning, read_hindsight
 from learngraph.memory.claas.adapters import Adapters
 from learngraph.memory.claas.replay import Replay
+from learngraph.memory.claas.settings import GATE_SHARE
 from learngraph.memory.display import markdown_table
 from learngraph.memory.records import ChatRequest, Exchange, Feedback, Minibatch, Reply, Sampling
-from learngraph.nodes.learn.gradient_step import RETAINED, GateCandidate, newest_liked, still_retained
+from learngraph.nodes.learn.gradient_step import (
+    GateCandidate,
+    draw_retained,
+    newest_liked,
+    newest_rehearsal,
+    settled_questions,
+)
 from learngraph.tools.environments.hierarchy import CODES
 from learngraph.tools.models.models import open_model
 from learngraph.tools.pocket import guard
@@ -68,6 +75,7 @@ class Life:
         chosen = LearnerSettings(self.settings.lora, loss, read_hindsight(model.model, loss.teacher), measure_kl=False)
         self.learner = InProcessLearner(model, self.versions.folder, keep, chosen)
         self.retention = read_retention(model)
+        self.held = [one for n, one in enumerate(self.retention) if n % GATE_SHARE]
         self.graph = build_learning(self.learner, self.replay, lambda *_: self.versions, settings, retention=self.retention)
 
     def ask(self, id: str) -> tuple[Exchange, Any]:
@@ -127,15 +135,15 @@ class Life:
         }[kind.partition(",")[0]]
         gate, live = self.settings.gate, self.versions.current
         taught = tuple(replace(one, feedback=said) for (one, _), said in zip(asked, given, strict=True))
-        liked = tuple(newest_liked(self.replay, *SCOPE, gate, self.versions.last_fall, for_gate=False))
         step = self.replay.step(*SCOPE) + 1
-        retained = tuple(chance.sample(still_retained(self.retention[::2], self.replay, *SCOPE), RETAINED))
-        batch = Minibatch(f"{kind}/{draw}", *SCOPE, step, live, taught, seed=draw, liked=liked, retained=retained)
+        batch = Minibatch(f"{kind}/{draw}", *SCOPE, step, live, taught, seed=draw)
+        batch = replace(batch, rehearsal=newest_rehearsal(self.replay, self.versions, batch, gate))
+        batch = draw_retained(batch, self.held, settled_questions(self.replay, *SCOPE))
         correction = self.learner.correct(batch)
         update = self.learner.step(batch, replace(correction, scale=correction.scale * (4 if "rate" in kind else 1)))
         if not update.version:
             return
-        node = GateCandidate(self.learner, self.replay, lambda *_: self.versions, gate, self.retention[1::2])
+        node = GateCandidate(self.learner, self.replay, lambda *_: self.versions, gate, self.retention[::GATE_SHARE])
         checks = node({"tenant": SCOPE[0], "adapter": SCOPE[1], "candidate": update.version})["checks"]
         harms = self.harms(live, update.version, is_against=kind == "two beginnings" and wish.family == "begin")
         self.found[kind].append((harms, all(check.passed for check in checks)))

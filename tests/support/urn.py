@@ -161,7 +161,7 @@ class UrnLearner:
             shrink=shrink,
         )
 
-    def measure(self, label: str, exchanges: Sequence[Exchange]) -> Measured:
+    def measure(self, label: str, exchanges: Sequence[Exchange], with_kl: bool = True) -> Measured:
         logps = log_softmax(self.logits(label))
         replies = [e.reply.token_ids for e in exchanges]  # a word and its end
         found = tuple((logps[word], *(0.0 if token == END else -99.0 for token in rest)) for word, *rest in replies)

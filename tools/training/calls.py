@@ -89,9 +89,9 @@ class LabelledLearner(ABC):
             update, statistics = self._call("step", self._version_folder(batch.parent), batch, correction, out)
             return update if update.skipped else replace(update, version=self._write(batch, out, statistics))
 
-    def measure(self, label: str, exchanges: Sequence[Exchange]) -> Measured:
+    def measure(self, label: str, exchanges: Sequence[Exchange], with_kl: bool = True) -> Measured:
         """See `LoRATrainer.measure`; the empty label is the base model."""
-        found: Measured = self._call("measure", self._version_folder(label), tuple(exchanges))
+        found: Measured = self._call("measure", self._version_folder(label), tuple(exchanges), with_kl)
         return found
 
     def close(self) -> None:  # noqa: B027  # most have nothing to end

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...memory.claas.settings import Objective
+from ...memory.claas.settings import READ_EVERY, Objective
 from ...memory.errors import UserError
 from ...memory.records import LEARNED_ALREADY, Correction, Exchange, Measured, Minibatch, Update
 from ..local.fingerprint import fingerprint
@@ -66,9 +66,10 @@ CONTRADICTION = 2.0
 """Nats by which words must make a praised reply less likely, or a blamed one more, to contradict the reward (of 1 or -1)."""
 CONTRADICTIONS = 3
 """Contradictions from which on no reward is believed, where they are more than half of the rewards with words."""
-LEARNED = 0.8
-"""Probability of each token of a reply to imitate from which on it is learned; and the share of its former one that each token of a liked
-reply must keep."""
+LEARNED = 0.9
+"""Probability of each token of a reply to imitate from which on it is learned."""
+KEPT = 0.8
+"""Share of its former probability that each token of a rehearsed or retained reply must keep."""
 SURE = 0.5
 """Least probability of each token that the teacher puts into a reply to imitate: a guess is not what was asked for."""
 HOLD = 0.5
@@ -118,6 +119,7 @@ class LoRATrainer:
         vocabulary = int(self._network.get_input_embeddings().weight.shape[0])
         self._reader = ExampleReader(model, self.base, objective, settings.hindsight, vocabulary)
         self._states: dict[Path, VersionState] = {}
+        self._retained: dict[Example, TrainingSample] = {}  # as the base model says them
 
     # The calls of a learner
 
@@ -234,13 +236,14 @@ class LoRATrainer:
         def take(samples: Sequence[TrainingSample], share: float) -> OptimizerStepResult:
             return learn(network, optimizer, samples, objective, scale=scale * share, teacher=teacher, base=base, critic=critic)
 
+        known = self._known_samples(batch, samples) if objective.kind == "mixed" else []
         size = 1 if batch.retained else len(batch.exchanges)  # what is retained keeps a few replies from teaching too much
         try:
-            done = self._learn_until_kept(samples, self._held_samples(batch, samples), take, size)
+            done = self._learn_until_kept(samples, known, take, size)
         except UserError as error:  # a gradient that is not finite: the minibatch's fault, not the machine's
             return Update("", str(error)), {}
         if not done:
-            return _nothing_new(sum(one.is_wanted for one in samples), asked - len(samples)), {}
+            return _nothing_new(len({one.example.prompt for one in samples if one.is_wanted}), asked - len(samples)), {}
         first = done[0]
         shrink, kl = 1.0, first.statistics.get("kl")
         if correction.max_kl < math.inf or correction.min_entropy_share > 0:
@@ -267,48 +270,60 @@ class LoRATrainer:
     def _learn_until_kept(
         self,
         samples: Sequence[TrainingSample],
-        held: Sequence[TrainingSample],
+        known: Sequence[TrainingSample],
         update: Callable[..., OptimizerStepResult],
         size: int,
     ) -> list[OptimizerStepResult]:
-        """Updates until each reply to imitate is learned and no held one is lost, or `TeacherSettings.repairs` more are made.
+        """Updates until each known reply to imitate is learned and no other one is lost, or `TeacherSettings.repairs` more are made.
 
-        The first one reads all samples that are not learned yet; the others read what is still missing. An update with fewer than `size`
+        Each learns from what is missing, the first one also from samples that are not to be imitated. An update with fewer than `size`
         replies is shorter. Returns nothing if all was learned before, and nothing is lost.
         """
         if self._objective.kind != "mixed":
             return [update(samples, 1.0) for _ in range(self._objective.updates_per_batch)]
-        wanted, done = [one for one in samples if one.is_wanted], list[OptimizerStepResult]()
-        once = [one for one in samples if not one.is_wanted]
-        for _ in range(1 + self._objective.teacher.repairs):
-            known = [*wanted, *held]
-            missing, readings = list[TrainingSample](), reply_logprobs(self._network, [one.example for one in known])
-            for one, reading in zip(known, readings, strict=True):
-                if one.is_wanted:
-                    missing += [one] if float(reading.logprobs.min()) < math.log(LEARNED) else []
-                elif one.behaviour_logprobs is not None:
-                    lost = 1.0 - (reading.logprobs - one.behaviour_logprobs).clamp(max=0).exp()  # (T,)
-                    fades = replace(one, behaviour_logprobs=None, advantage=HOLD * lost)
-                    missing += [fades] if float(lost.max()) > 1.0 - LEARNED else []
+        done, once = list[OptimizerStepResult](), [one for one in samples if not one.is_wanted]
+        read: Sequence[TrainingSample] = [one for one in known if one.is_wanted]
+        for n in range(1 + self._objective.teacher.repairs):
+            missing = self._missing(read)
+            if not missing and len(read) < len(known):
+                missing = self._missing(known)
             if not once and not missing:
                 break
             share = min(1.0, (len(once) + len(missing)) / size)
-            done += [update([*once, *missing], share) for _ in range(self._objective.updates_per_batch if once else 1)]
-            once = []
+            taught = [*once, *(lesson for _, lesson in missing)]
+            done += [update(taught, share) for _ in range(self._objective.updates_per_batch if once else 1)]
+            reads_all = (n + 1) % READ_EVERY == 0 or n + 1 == self._objective.teacher.repairs
+            once, read = [], known if reads_all else [one for one, _ in missing]
         return done
 
-    def _held_samples(self, batch: Minibatch, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
-        """The replies that a step must not lose: the liked ones, but for those that it learns from, and those to retained chats, as far as
-        the base model is sure of their tokens; without the first and the last, since learning may put words before a reply and behind it."""
-        known = {one.id for one in samples}
-        found, _ = self._reader.samples(replace(batch, exchanges=batch.liked))
+    def _missing(self, known: Sequence[TrainingSample]) -> list[tuple[TrainingSample, TrainingSample]]:
+        """The samples that are not learned yet, or are lost, each with what an update is to learn of it."""
+        found = list[tuple[TrainingSample, TrainingSample]]()
+        for one, reading in zip(known, reply_logprobs(self._network, [one.example for one in known]), strict=True):
+            if one.is_wanted:
+                found += [(one, one)] if float(reading.logprobs.min()) < math.log(LEARNED) else []
+            elif one.behaviour_logprobs is not None:
+                lost = 1.0 - (reading.logprobs - one.behaviour_logprobs).clamp(max=0).exp()  # (T,)
+                fades = replace(one, behaviour_logprobs=None, advantage=HOLD * lost)
+                found += [(one, fades)] if float(lost.max()) > 1.0 - KEPT else []
+        return found
+
+    def _known_samples(self, batch: Minibatch, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+        """Replies that a step must end with: wanted and rehearsed ones, of one chat's the newest; and those to retained chats, as far as the
+        base model is sure of their tokens, but for the first and the last: learning may put words before a reply and behind it."""
+        learned = {one.id for one in samples}
+        rehearsed, _ = self._reader.samples(replace(batch, exchanges=batch.rehearsal))
+        created = {one.id: one.created for one in (*batch.exchanges, *batch.rehearsal)}
+        found = [one for one in rehearsed if one.id not in learned] + [one for one in samples if one.is_wanted]
+        newest = {one.example.prompt: one for one in sorted(found, key=lambda one: created[one.id])}
         examples = [one for one in map(self._reader.example, batch.retained) if len(one.reply) > 2]
-        with self._as_base():
-            readings = reply_logprobs(self._network, examples)
-        inner = (one.logprobs[1:-1].masked_fill(one.logprobs[1:-1] < math.log(0.5), -math.inf) for one in readings)
-        logprobs = (torch.nn.functional.pad(one, (1, 1), value=-math.inf) for one in inner)  # what was never likely is not lost
-        retained = [TrainingSample(one, then) for one, then in zip(examples, logprobs, strict=True)]
-        return [*(one for one in found if one.id not in known), *retained]
+        for example in (one for one in examples if one not in self._retained):
+            with self._as_base():  # alone, so that no bit depends on what else is read
+                (reading,) = reply_logprobs(self._network, [example])
+            inner = reading.logprobs[1:-1].masked_fill(reading.logprobs[1:-1] < math.log(0.5), -math.inf)
+            then = torch.nn.functional.pad(inner, (1, 1), value=-math.inf)  # what was never likely is not lost
+            self._retained[example] = TrainingSample(example, then)
+        return [*newest.values(), *(self._retained[one] for one in examples)]
 
     def _kept_samples(self, batch: Minibatch, correction: Correction) -> list[TrainingSample]:
         """The samples that the correction kept; where it weighed the evidence, with its advantages in place of rewards."""
@@ -316,11 +331,9 @@ class LoRATrainer:
         samples = [one for one in self._reader.samples(batch)[0] if one.id in kept]
         if correction.evidence is None:
             return samples
-        weighed = dict(correction.advantages)
-        samples = [
-            one if one.reward is None else replace(one, reward=None, advantage=_constant(weighed.get(one.id), one))
-            for one in samples
-        ]
+        given = dict(correction.advantages)
+        weighed = {one.id: torch.full((len(one.example.reply),), given[one.id]) for one in samples if one.id in given}
+        samples = [one if one.reward is None else replace(one, reward=None, advantage=weighed.get(one.id)) for one in samples]
         return [one for one in samples if one.hindsight is not None or one.advantage is not None]
 
     def _notes(self, batch: Minibatch, state: VersionState) -> dict[str, Any]:
@@ -336,12 +349,13 @@ class LoRATrainer:
             "updates": state.updates + 1,
         }
 
-    def measure(self, folder: Path | None, exchanges: Sequence[Exchange]) -> Measured:
+    def measure(self, folder: Path | None, exchanges: Sequence[Exchange], with_kl: bool = True) -> Measured:
         """Log-probabilities, entropy and KL of a version on the replies of exchanges; replies without token ids are tokenised.
 
         Args:
             folder: the version's; None: the base model.
             exchanges: with a reply each.
+            with_kl: measure KL(pi || base), too, by a second pass of the base model.
 
         Raises:
             UserError: an exchange has no reply, or does not fit the window.
@@ -354,7 +368,7 @@ class LoRATrainer:
                 readings = reply_logprobs(self._network, examples)
         else:
             copy_tensors(self._live, self._load(folder).tensors)
-            readings = reply_logprobs(self._network, examples, base=self._as_base)
+            readings = reply_logprobs(self._network, examples, base=self._as_base if with_kl else None)
         entropy = float(torch.cat([reading.entropy for reading in readings]).mean())
         kls = [reading.kl for reading in readings if reading.kl is not None]
         logprobs = tuple(tuple(reading.logprobs.tolist()) for reading in readings)
@@ -371,13 +385,11 @@ class LoRATrainer:
 
     def _with_advantages(self, samples: Sequence[TrainingSample], critic: torch.nn.Module | None) -> Sequence[TrainingSample]:
         """The samples with their advantages; none if nothing of them gives a direction."""
-        objective = self._objective
+        objective, readings = self._objective, list[ReplyLogprobs]()
         if critic is not None or objective.updates_per_batch > 1 or objective.needs_reward_kl:
             base = self._as_base if objective.needs_reward_kl else None
             readings = reply_logprobs(self._network, [one.example for one in samples], critic=critic, base=base)
             samples = [replace(one, old_logprobs=found.logprobs) for one, found in zip(samples, readings, strict=True)]
-        else:
-            readings = []
         rewarded = [n for n, one in enumerate(samples) if one.reward is not None]
         if not rewarded:
             return samples
@@ -542,11 +554,6 @@ class LoRATrainer:
                 self._states.pop(next(iter(self._states)))
             self._states[folder] = state
         return self._states[folder]
-
-
-def _constant(advantage: float | None, sample: TrainingSample) -> Tensor | None:
-    """The advantage at each token of a reply, (T,); None for None."""
-    return None if advantage is None else torch.full((len(sample.example.reply),), advantage)
 
 
 def _nothing_left(correction: Correction, objective: Objective) -> str:

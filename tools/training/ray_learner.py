@@ -72,9 +72,9 @@ class RayTrainer:
         _write_files(files, out)
         return update, statistics
 
-    def measure(self, folder: Path | None, exchanges: Sequence[Exchange]) -> Measured:
+    def measure(self, folder: Path | None, exchanges: Sequence[Exchange], with_kl: bool = True) -> Measured:
         """See `LoRATrainer.measure`."""
-        found: Measured = self._call("measure", folder, tuple(exchanges))
+        found: Measured = self._call("measure", folder, tuple(exchanges), with_kl)
         return found
 
     def _call(self, name: str, folder: Path | None, *arguments: Any) -> Any:

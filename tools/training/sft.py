@@ -136,7 +136,10 @@ def read_retention(model: LocalChatModel, path: Path | None = None) -> list[Exch
     """A model's retention set as exchanges: the chats of a file (`read_chats`), or of `claas/retention.jsonl` beside its weights, or none."""
     own, found = Path(model.model) / "claas" / "retention.jsonl", list[Exchange]()
     for n, chat in enumerate(read_chats(path or own) if path or own.is_file() else ()):
-        example = encode_chat(model, chat)
+        try:
+            example = encode_chat(model, chat)
+        except UserError as error:
+            raise DataError(f"{path or own}: chat {n + 1}: {error}") from error
         reply = Reply("", example.prompt, example.reply, (0.0,) * len(example.reply))
         found.append(Exchange(f"retention-{n}", "default", ChatRequest(tuple(map(dict, chat[:-1]))), reply, ""))
     log.info("retention set: %d chats of %s", len(found), (path or own) if found else "no file")

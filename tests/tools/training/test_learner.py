@@ -369,7 +369,9 @@ def test_a_step_ends_within_its_limits_and_goes_on_from_there(learner: Make, bat
     one = teaching.step(batch, replace(teaching.correct(batch), max_kl=limit))
     assert 0.5 < one.shrink < 0.9
     assert 0.8 * limit < one.kl <= limit
-    assert teaching.measure(one.version, batch.exchanges).kl == pytest.approx(one.kl, rel=1e-3)
+    found = teaching.measure(one.version, batch.exchanges)
+    assert found.kl == pytest.approx(one.kl, rel=1e-3)
+    assert teaching.measure(one.version, batch.exchanges, with_kl=False) == replace(found, kl=0.0)
     label, fond = one.version, teaching.measure(one.version, batch.exchanges).sums
     turned = [replace(each, feedback=Feedback(-(each.feedback.reward or 0.0))) for each in batch.exchanges if each.feedback]
     for number in range(2, 6):  # the users want the opposite
@@ -664,6 +666,25 @@ def test_where_nothing_is_new_it_is_said_which_of_the_two_it_is(learner: Make, p
         parent = update.version
     assert "words without effect: 2" in update.skipped
     assert "learned already: 1 of" in update.skipped
+
+
+def test_of_two_corrections_of_a_chat_the_newer_is_learned_and_other_chats_are_rehearsed(
+    learner: Make, pocket: LocalChatModel
+) -> None:
+    """Greedy, a chat has one reply: to learn both would never end."""
+    old, new = (
+        exchange(pocket, said(pocket, "north"), Feedback(correction=word), n) for n, word in enumerate(["read", "take"])
+    )
+    other = exchange(pocket, Talker(pocket, None).say("open", random.Random(0)), Feedback(correction="north"), 3)
+    other = replace(other, request=ChatRequest(({"role": "user", "content": "open"},), Sampling(max_tokens=3)))
+    teaching, lot, labels = learner(kind="mixed", learning_rate=1e-2), replace(minibatch([old, new]), rehearsal=(other,)), [""]
+    while (labels[-1] or len(labels) == 1) and len(labels) < 20:
+        labels.append(take_step(teaching, following(lot, len(labels), labels[-1])).version)
+    assert labels[-1] == ""
+    replies = [Reply(one.feedback.correction, (), (), ()) for one in (old, new, other) if one.feedback]
+    chats = [replace(one, reply=reply) for one, reply in zip((old, new, other), replies, strict=True)]
+    read, learned, rehearsed = map(math.exp, teaching.measure(labels[-2], chats, with_kl=False).sums)
+    assert read < 0.1 < 0.7 < min(learned, rehearsed)
 
 
 @pytest.mark.parametrize(("sureness", "tokens"), [(0.6, 6), (0.4, 3)])

@@ -198,11 +198,14 @@ def test_no_data_is_an_error(tmp_path: Path) -> None:
 
 def test_a_model_may_bring_its_own_retention_set(tmp_path: Path, pocket: LocalChatModel) -> None:
     """The toy's is of chats that it was trained for, and that no study asks."""
-    toy, probes = open_model("guard", threads=1), retention_probes(120, seed=7)
-    known = [*probes["facts"], *[one for one in probes["wishes"] if len(one[1].split()) > 1][:72]]
+    toy, probes = open_model("guard", threads=1), retention_probes(240, seed=7)
+    known = [*probes["facts"], *[one for one in probes["wishes"] if len(one[1].split()) > 1]]
     found = sft.read_retention(toy)
     assert [(one.request.messages, one.reply.token_ids) for one in found] == [
         (tuple(chat), toy.reply_ids(said)) for chat, said in known
     ]
     assert sft.read_retention(pocket) == []
     assert len(sft.read_retention(pocket, written(CHATS, tmp_path / "mine.jsonl"))) == len(CHATS)
+    long = [*CHATS[0][:-1], {"role": "assistant", "content": "take " * 9999}]
+    with pytest.raises(DataError, match=r"mine.jsonl: chat 2: .* window"):
+        sft.read_retention(pocket, written([CHATS[0], long], tmp_path / "mine.jsonl"))
