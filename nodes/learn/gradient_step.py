@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -307,11 +307,18 @@ def newest_corrected(replay: Replay, tenant: str, adapter: str, among: int = COR
 
 def settled_questions(replay: Replay, tenant: str, adapter: str) -> dict[str, str]:
     """Questions whose newest `AGREEING` corrections are the same, with these words: chats of a retention set that ask them must not be
-    answered as the base model does."""
-    found = defaultdict[str, list[str]](list)
-    for asked, words in map(_question_and_correction, newest_corrected(replay, tenant, adapter, SETTLED_AMONG)):
-        found[asked].append(words)
-    return {asked: words[0] for asked, words in found.items() if Counter(words[:AGREEING])[words[0]] == AGREEING}
+    answered as the base model does. Of several end users who give feedback, one alone settles nothing."""
+    found = defaultdict[str, list[tuple[str, str]]](list)
+    for one in newest_corrected(replay, tenant, adapter, SETTLED_AMONG):
+        asked, words = _question_and_correction(one)
+        found[asked].append((words, one.user))
+    rated = {row.exchange.user for row in replay.rows(ExchangeQuery(tenant, adapter, limit=SETTLED_AMONG, is_rated=True))}
+    settled = dict[str, str]()
+    for asked, given in found.items():
+        texts, users = ({*column} for column in zip(*given[:AGREEING], strict=True))
+        if len(given) >= AGREEING and len(texts) == 1 and (len(users) > 1 or users in ({""}, rated)):
+            settled[asked] = given[0][0]
+    return settled
 
 
 def _question_and_correction(one: Exchange) -> tuple[str, str]:

@@ -276,6 +276,10 @@ async def test_step_and_gate_share_the_retention_set_but_for_settled_questions(r
             replay.append(replace(chats[asked], id=f"{asked}{n}", feedback=Feedback(correction=said)))
     settled = settled_questions(replay, "acme", "default")
     assert settled == {"three": "red"}
+    for n in range(4):  # one end user alone, and then another one
+        given_by = replace(chats["one"], id=f"five{n}", user="bob" if n == 3 else "ann", request=urn.request("five"))
+        replay.append(replace(given_by, feedback=Feedback(correction="red")))
+        assert ("five" in settled_questions(replay, "acme", "default")) == (n == 3)
     plain = Minibatch("b", "acme", "default", 1, "", (row.exchange,), 0, rehearsal=(chats["three"],))
     assert draw_retained(plain, [*chats.values()], settled).rehearsal == plain.rehearsal  # no version learned it yet
     known = replace(plain, rehearsal=(replace(chats["three"], feedback=Feedback(correction="red")),))
