@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_968, "tests": 75_332}
+LINES: Mapping[str, int] = {"source": 87_973, "tests": 75_340}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -38,7 +38,7 @@ ROOMS: Mapping[str, int] = {
     "nodes/act": 1_921,
     "nodes/evaluate": 864,
     "nodes/extract": 2_041,
-    "nodes/learn": 1_644,
+    "nodes/learn": 1_649,
     "nodes/retrieve": 2_193,
     "nodes/synthesize": 1_329,
     "nodes/update": 2_078,
