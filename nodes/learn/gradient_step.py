@@ -80,10 +80,12 @@ SPARED = 4
 """Newest corrected replies that a step does not learn from, and newest liked replies that it does not hold; at most half of each kind. The
 gate reads them, since a version says by heart what it has just learned."""
 RETAINED = 32
-"""Chats of the retention set that a step holds, drawn anew for each step; and corrections that it rehearses, at most."""
+"""Chats of the retention set that a step holds, drawn anew for each step."""
+REHEARSED = 32
+"""Newest corrections that a step rehearses, at most."""
 MAX_READINGS = 64
 """Versions whose readings of the retention set the gate keeps."""
-SETTLED_AMONG = 256
+REHEARSED_AMONG = 256
 """Newest exchanges with feedback whose corrections are rehearsed, and may settle what a question is answered."""
 AGREEING = 3
 """Newest corrections of a question, in the same words, that settle what it is answered, also in chats of the retention set."""
@@ -237,7 +239,7 @@ class SampleMinibatch(_MemoryNode):
         if not step:
             least = least_exchanges(least, step, self.replay.counts(tenant, adapter).get("held", 0))
         size, share = self.settings.batch_size, self.settings.positive_share
-        corrected = newest_corrected(self.replay, tenant, adapter) if self.has_gate else []
+        corrected = newest_corrected(newest_rated(self.replay, tenant, adapter, CORRECTED_AMONG)) if self.has_gate else []
         spared = frozenset(one.id for one in _spared(corrected))
         batch = self.replay.lease(tenant, adapter, size, least, self.seed, share, self.base, spared)
         if batch is None:
@@ -293,30 +295,32 @@ class Correct(_LearnerNode):
 
 def newest_rewarded(replay: Replay, tenant: str, adapter: str, count: int) -> list[ReplayRow]:
     """The newest exchanges of an adapter that have a reward and were not rejected, newest first."""
-    rows = replay.rows(ExchangeQuery(tenant, adapter, limit=2 * count, is_rated=True))
-    rows = [row for row in rows if row.state != "rejected"]
+    rows = [row for row in newest_rated(replay, tenant, adapter, 2 * count) if row.state != "rejected"]
     return [row for row in rows if row.exchange.feedback and row.exchange.feedback.reward is not None][:count]
 
 
-def newest_corrected(replay: Replay, tenant: str, adapter: str, among: int = CORRECTED_AMONG) -> list[Exchange]:
-    """The exchanges with a correction among so many newest with feedback, newest first, without rejected exchanges."""
-    rows = replay.rows(ExchangeQuery(tenant, adapter, limit=among, is_rated=True))
+def newest_rated(replay: Replay, tenant: str, adapter: str, count: int) -> list[ReplayRow]:
+    """The newest records of an adapter with feedback, newest first."""
+    return replay.rows(ExchangeQuery(tenant, adapter, limit=count, is_rated=True))
+
+
+def newest_corrected(rows: Sequence[ReplayRow]) -> list[Exchange]:
+    """The exchanges with a correction among records with feedback, without rejected exchanges."""
     found = [row.exchange for row in rows if row.state != "rejected" and row.exchange.reply.token_ids]
     return [one for one in found if one.feedback is not None and one.feedback.correction.strip()]
 
 
-def settled_questions(replay: Replay, tenant: str, adapter: str) -> dict[str, str]:
-    """Questions whose newest `AGREEING` corrections are the same, with these words: chats of a retention set that ask them must not be
-    answered as the base model does. Of several end users who give feedback, one alone settles nothing."""
+def settled_questions(rows: Sequence[ReplayRow]) -> dict[str, str]:
+    """Questions whose newest `AGREEING` corrections among `rows`, newest first, are the same, with these words: chats of a retention set that
+    ask them must not be answered as the base model does. Of several end users who give feedback, one alone settles nothing."""
     found = defaultdict[str, list[tuple[str, str]]](list)
-    for one in newest_corrected(replay, tenant, adapter, SETTLED_AMONG):
+    for one in newest_corrected(rows):
         asked, words = _question_and_correction(one)
         found[asked].append((words, one.user))
-    rated = {row.exchange.user for row in replay.rows(ExchangeQuery(tenant, adapter, limit=SETTLED_AMONG, is_rated=True))}
-    settled = dict[str, str]()
+    everybody, settled = {row.exchange.user for row in rows}, dict[str, str]()
     for asked, given in found.items():
         texts, users = ({*column} for column in zip(*given[:AGREEING], strict=True))
-        if len(given) >= AGREEING and len(texts) == 1 and (len(users) > 1 or users in ({""}, rated)):
+        if len(given) >= AGREEING and len(texts) == 1 and (len(users) > 1 or users in ({""}, everybody)):
             settled[asked] = given[0][0]
     return settled
 
@@ -350,15 +354,17 @@ def newest_liked(
     return [one for one, said in rewarded if (said.reward or 0) > 0 and not (said.is_mixed or said.correction)]
 
 
-def newest_rehearsal(replay: Replay, versions: Adapters, batch: Minibatch, gate: GateSettings) -> tuple[Exchange, ...]:
-    """The replies that a step rehearses: the newest liked ones, but for what it leaves to the gate (`SPARED`); and the newest corrected ones
-    that an earlier version learned from, unless their question was corrected in other words since."""
+def newest_rehearsal(
+    replay: Replay, versions: Adapters, batch: Minibatch, gate: GateSettings, rows: Sequence[ReplayRow]
+) -> tuple[Exchange, ...]:
+    """The replies that a step rehearses: the newest liked ones, but for what it leaves to the gate (`SPARED`); and the corrected ones of
+    `rows`, newest first, that an earlier version learned from, unless their question was corrected in other words since."""
     liked = newest_liked(replay, batch.tenant, batch.adapter, gate, versions.last_fall, with_held_out=False)
-    corrected = newest_corrected(replay, batch.tenant, batch.adapter, SETTLED_AMONG)
+    corrected = newest_corrected(rows)
     newest, before = dict(map(_question_and_correction, reversed(corrected))).items(), {*versions.lineage(batch.parent)} - {""}
     valid = (one for one in corrected if _question_and_correction(one) in newest)
     learned = (one for one in valid if before & {label for _, label in replay.uses(batch.tenant, one.id)})
-    return (*liked[len(_spared(liked)) * gate.enabled :], *islice(learned, RETAINED))
+    return (*liked[len(_spared(liked)) * gate.enabled :], *islice(learned, REHEARSED))
 
 
 def draw_retained(batch: Minibatch, retention: Sequence[Exchange], settled: Mapping[str, str]) -> Minibatch:
@@ -405,10 +411,9 @@ class TakeGradientStep(_LearnerNode):
 
     def __call__(self, state: CorrectedBatch) -> UpdateWithReason:
         batch = self.replay.minibatch(state["batch"])
-        rehearsal = newest_rehearsal(self.replay, self.versions(*scope(state)), batch, self.gate)
-        batch = draw_retained(
-            replace(batch, rehearsal=rehearsal), self.retention, settled_questions(self.replay, *scope(state))
-        )
+        rated = newest_rated(self.replay, batch.tenant, batch.adapter, REHEARSED_AMONG)
+        rehearsal = newest_rehearsal(self.replay, self.versions(*scope(state)), batch, self.gate, rated)
+        batch = draw_retained(replace(batch, rehearsal=rehearsal), self.retention, settled_questions(rated))
         try:
             update = self.learner.step(batch, state["correction"])
         except UserError as error:
@@ -516,14 +521,14 @@ class GateCandidate(_LearnerNode):
         since = self.versions(tenant, adapter).last_fall
         rows = self.replay.rows(ExchangeQuery(tenant, adapter, limit=self.settings.texts))
         texts = [row.exchange for row in rows if row.exchange.reply.token_ids]  # any reply will do for entropy and KL
-        settled = settled_questions(self.replay, tenant, adapter)
+        settled = settled_questions(rated := newest_rated(self.replay, tenant, adapter, REHEARSED_AMONG))
         liked = newest_liked(self.replay, tenant, adapter, self.settings, since)
         measured = {label: self.learner.measure(label, texts) for label in dict.fromkeys((candidate, live, ""))}
         checks = gate_checks(measured[candidate], measured[live], measured[""], self.settings)
         if ids := {one.id for one in self.retention if _question_and_correction(one)[0] not in settled}:
             new, old, base = (self._read_retention(tenant, adapter, label, ids) for label in (candidate, live, ""))
             checks.append(retention_check(new, old, base, self.settings))
-        if corrected := newest_corrected(self.replay, tenant, adapter):
+        if corrected := newest_corrected(rated[:CORRECTED_AMONG]):
             checks.append(self._check_corrected(corrected, candidate, live))
         if len(liked) >= self.settings.min_rewards:
             whole = [one.reply.token_ids for one in liked]

@@ -51,6 +51,7 @@ from learngraph.nodes.learn.gradient_step import (
     TakeGradientStep,
     describe_run,
     draw_retained,
+    newest_rated,
     newest_rehearsal,
     settled_questions,
 )
@@ -258,10 +259,14 @@ async def test_a_step_rehearses_what_a_version_before_it_learned_in_its_question
     drawn = {f"e{n}" for n in range(8)}
     replay.append(replace(row.exchange, id="new", feedback=Feedback(correction="blue")))
     after = replace(replay.minibatch(lot), parent=mine.current)
-    assert {one.id for one in newest_rehearsal(replay, mine, after, OPEN_GATE.gate)} == drawn
-    assert newest_rehearsal(replay, mine, replace(after, parent=""), OPEN_GATE.gate) == ()
+
+    def rehearsal(lot: Minibatch) -> tuple[Exchange, ...]:
+        return newest_rehearsal(replay, mine, lot, OPEN_GATE.gate, newest_rated(replay, "acme", "default", 99))
+
+    assert {one.id for one in rehearsal(after)} == drawn
+    assert rehearsal(replace(after, parent="")) == ()
     replay.append(replace(row.exchange, id="other", request=parts, feedback=Feedback(correction="red")))
-    assert {one.id for one in newest_rehearsal(replay, mine, after, OPEN_GATE.gate)} == drawn - {"e1"}
+    assert {one.id for one in rehearsal(after)} == drawn - {"e1"}
 
 
 async def test_step_and_gate_share_the_retention_set_but_for_settled_questions(replay: Replay, versions: Any) -> None:
@@ -274,12 +279,12 @@ async def test_step_and_gate_share_the_retention_set_but_for_settled_questions(r
     for asked, saids in given.items():
         for n, said in enumerate(saids):
             replay.append(replace(chats[asked], id=f"{asked}{n}", feedback=Feedback(correction=said)))
-    settled = settled_questions(replay, "acme", "default")
+    settled = settled_questions(newest_rated(replay, "acme", "default", 99))
     assert settled == {"three": "red"}
     for n in range(4):  # one end user alone, and then another one
         given_by = replace(chats["one"], id=f"five{n}", user="bob" if n == 3 else "ann", request=urn.request("five"))
         replay.append(replace(given_by, feedback=Feedback(correction="red")))
-        assert ("five" in settled_questions(replay, "acme", "default")) == (n == 3)
+        assert ("five" in settled_questions(newest_rated(replay, "acme", "default", 99))) == (n == 3)
     plain = Minibatch("b", "acme", "default", 1, "", (row.exchange,), 0, rehearsal=(chats["three"],))
     assert draw_retained(plain, [*chats.values()], settled).rehearsal == plain.rehearsal  # no version learned it yet
     known = replace(plain, rehearsal=(replace(chats["three"], feedback=Feedback(correction="red")),))

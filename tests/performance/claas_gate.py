@@ -30,9 +30,11 @@ from learngraph.memory.claas.settings import GATE_SHARE
 from learngraph.memory.display import markdown_table
 from learngraph.memory.records import ChatRequest, Exchange, Feedback, Minibatch, Reply, Sampling
 from learngraph.nodes.learn.gradient_step import (
+    REHEARSED_AMONG,
     GateCandidate,
     draw_retained,
     newest_liked,
+    newest_rated,
     newest_rehearsal,
     settled_questions,
 )
@@ -137,8 +139,9 @@ class Life:
         taught = tuple(replace(one, feedback=said) for (one, _), said in zip(asked, given, strict=True))
         step = self.replay.step(*SCOPE) + 1
         batch = Minibatch(f"{kind}/{draw}", *SCOPE, step, live, taught, seed=draw)
-        batch = replace(batch, rehearsal=newest_rehearsal(self.replay, self.versions, batch, gate))
-        batch = draw_retained(batch, self.held, settled_questions(self.replay, *SCOPE))
+        rated = newest_rated(self.replay, *SCOPE, REHEARSED_AMONG)
+        batch = replace(batch, rehearsal=newest_rehearsal(self.replay, self.versions, batch, gate, rated))
+        batch = draw_retained(batch, self.held, settled_questions(rated))
         correction = self.learner.correct(batch)
         update = self.learner.step(batch, replace(correction, scale=correction.scale * (4 if "rate" in kind else 1)))
         if not update.version:
