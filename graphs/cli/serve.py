@@ -244,12 +244,12 @@ def build_service(options: ServeOptions, settings: CLaaS) -> Service:
             engine = parts.open_engine()
             about = _check_base(options, settings, engine.base)
             _check_buffer(options, replay, engine.base)
-            learner = parts.open_learner(engine)
             retention = list[Exchange]()
-            if learner is not None and parts.opened is not None:
+            if options.learner != "off" and parts.opened is not None:
                 from ...tools.training.sft import read_retention
 
                 retention = read_retention(parts.opened, options.retention_file)
+            learner = parts.open_learner(engine)  # last: an error from here on would end a process that has just been started
             service = Service(engine, learner, replay, root, settings, name, retention, not options.answer_unrecorded)
         _write_about(options, about)
     except BaseException:
