@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_973, "tests": 75_340}
+LINES: Mapping[str, int] = {"source": 87_970, "tests": 75_336}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -26,9 +26,9 @@ ROOMS: Mapping[str, int] = {
     "graphs/serving": 2_479,
     "graphs/studio": 2_224,
     "graphs/wiring": 5_085,
-    "memory": 1_510,
+    "memory": 1_514,
     "memory/attempts": 653,
-    "memory/claas": 2_803,
+    "memory/claas": 2_795,
     "memory/conversations": 3_420,
     "memory/lessons": 1_351,
     "memory/returns": 1_058,
@@ -38,7 +38,7 @@ ROOMS: Mapping[str, int] = {
     "nodes/act": 1_921,
     "nodes/evaluate": 864,
     "nodes/extract": 2_041,
-    "nodes/learn": 1_649,
+    "nodes/learn": 1_668,
     "nodes/retrieve": 2_193,
     "nodes/synthesize": 1_329,
     "nodes/update": 2_078,
@@ -48,9 +48,9 @@ ROOMS: Mapping[str, int] = {
     "tools/models": 931,
     "tools/notebook": 1_890,
     "tools/pocket": 320,
-    "tools/serving": 3_350,
+    "tools/serving": 3_352,
     "tools/traces": 740,
-    "tools/training": 3_702,
+    "tools/training": 3_679,
 }
 """Most lines of each room; the files at the top of a folder are a room, too."""
 ARROWS_UP = 2
