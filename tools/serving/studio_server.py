@@ -133,6 +133,7 @@ class StudioServer:
     def __init__(self, answers: Answers, key: str, port: int = 0) -> None:
         try:
             self._socket = socket.create_server(("127.0.0.1", port))
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio does so for its own sockets
         except (OSError, OverflowError) as error:
             raise UserError(f"port {port} of 127.0.0.1 is not free ({error}); --port 0 takes one that is") from error
         self.port: int = self._socket.getsockname()[1]

@@ -671,6 +671,13 @@ def test_a_hundred_streams_at_once() -> None:
     assert backend.engine.most == 100  # more than the four of a tenant that begin at the same time
 
 
+def test_a_connection_sends_small_answers_at_once() -> None:
+    with chat_backend.chat_server._listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
+        connection, _ = listening.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_an_address_in_use_is_an_error_in_words() -> None:
     with serving(FakeBackend()) as url:
         port = int(url.rpartition(":")[2])

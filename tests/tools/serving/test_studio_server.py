@@ -1,5 +1,6 @@
 """The HTTP side of the studio: only its own page on this machine, with the key, gets answers."""
 
+import socket
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -134,6 +135,7 @@ def test_it_listens_on_this_machine_only_and_says_when_a_port_is_taken(echo: Ech
     try:
         assert server.url == f"http://127.0.0.1:{server.port}/#key=k"
         assert server._socket.getsockname()[0] == "127.0.0.1"
+        assert server._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)  # for its connections, too
         with pytest.raises(UserError, match=rf"port {server.port} of 127.0.0.1 is not free .*--port 0"):
             StudioServer(echo, "k", server.port)
     finally:
