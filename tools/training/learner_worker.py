@@ -36,6 +36,9 @@ MAX_TRIES = 2
 """Attempts at one call, if the worker dies during it."""
 START_SECONDS = 300.0
 """Seconds in which a worker must load its model."""
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(512 * 2**20)}
+"""For glibc: a worker keeps what a pass frees, about 512 MiB, for the next pass. (Where each layer's memory goes back to the system, a
+pass of `guard` over 1,000 tokens takes 57 ms in place of 33.)"""
 
 
 class WorkerDied(OSError):
@@ -141,7 +144,8 @@ class WorkerLearner(LabelledLearner):
         here, there = Pipe()
         command = [sys.executable, "-c", f"from {__name__} import work; work()", str(there.fileno())]
         places = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), *sys.path]))
-        self._process = subprocess.Popen(command, pass_fds=[there.fileno()], env={**os.environ, "PYTHONPATH": places})
+        env = {**KEEP_MEMORY, **os.environ, "PYTHONPATH": places}
+        self._process = subprocess.Popen(command, pass_fds=[there.fileno()], env=env)
         self._pipe = here
         there.close()
         here.send((os.getpid(), *self._settings))
@@ -179,7 +183,7 @@ def work() -> None:
     parent ends."""
     pipe = Connection(int(sys.argv[1]))
     parent, model, settings, cluster, nice = pipe.recv()
-    os.setsid()  # Ctrl-C goes to the parent, which ends the worker
+    os.setpgrp()  # Ctrl-C goes to the parent, which ends the worker. (Linux with autogroups heeds a priority within a session only.)
     os.environ |= {
         "OMP_NUM_THREADS": str(model.threads),
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",

@@ -88,7 +88,11 @@ def test_the_worker_makes_the_same_bytes_as_the_learner_in_this_process(
 
 def test_it_works_at_the_priority_asked_for_in_a_process_of_its_own(worker: WorkerLearner) -> None:
     assert worker.process_id not in (None, os.getpid())
-    wait_until(lambda: os.getpriority(os.PRIO_PROCESS, worker.process_id or 0) == 1)  # set once the model is loaded
+    process = worker.process_id or 0
+    wait_until(lambda: os.getpriority(os.PRIO_PROCESS, process) == 1)  # set once the model is loaded
+    assert (os.getpgid(process), os.getsid(process)) == (process, os.getsid(0))  # in another session Linux would not heed it
+    environment = Path(f"/proc/{process}/environ")
+    assert not environment.exists() or b"MALLOC_TRIM_THRESHOLD_" in environment.read_bytes()
 
 
 def test_errors_come_back_as_they_were_raised(worker: WorkerLearner, pocket: LocalChatModel, tmp_path: Path) -> None:
