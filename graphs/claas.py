@@ -46,13 +46,13 @@ when the step began; mu, the version's that answered; q, the teacher's, who also
     ppo             -w max(min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A), d A if A < 0),  rho = pi / pi_old,  d = `dual_clip`
                     A: GAE of a critic, whitened;  + (V - returns)^2 / 2
     reinforce       the same with A = (G - mean G) / max(std G, `min_advantage_std`), mean and std over the tokens,
-                    G_t = r - beta sum_{u >= t} kl_u,  kl = log pi_old - log base
+                    G = r
     truncated       a correction for ppo and reinforce: -w A log pi,  w = min(pi / mu, C)
     clipped         another: w = 1, rho = pi / mu
     all             + b KL(pi || base) - c H(pi)
 
 By default a = .5 over the learner's 100 likeliest tokens and one bucket for all others, q is a moving average of the learner, C = 2,
-b = c = beta = 0. sdpo alone learns nothing from praise without words, ppo and reinforce nothing from words; a reward teaches by
+b = c = 0. sdpo alone learns nothing from praise without words, ppo and reinforce nothing from words; a reward teaches by
 being higher or lower than others, so that rewards that are all alike teach nothing. In the paper every turn has a prompt of the
 teacher, praised ones too: its presets, or `teacher.prompts` = paper, show the teacher the reply and ask for a better one (Fig. 8).
 The learning rate is scaled by min(1, ESS / target), ESS = (sum W)^2 / (N sum W^2), W = pi_old / mu of a whole kept reply, not truncated.

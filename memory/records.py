@@ -713,7 +713,8 @@ class Minibatch:
     rehearsal: tuple[Exchange, ...] = ()
     """Newest replies that were liked without a word, which the step must not lose, and newest corrected ones, which it must not unlearn."""
     retained: tuple[Exchange, ...] = ()
-    """Chats of the retention set, whose replies must stay as likely as under the base model, but for their first and last tokens."""
+    """Chats of the retention set with the base model's log-probabilities of their replies, which must stay as likely, but for their first
+    and last tokens."""
 
     @property
     def ages(self) -> tuple[int, ...]:
@@ -792,9 +793,11 @@ class Measured:
     entropy: float = 0.0
     """Mean entropy of the next token."""
     kl: float = 0.0
-    """Mean KL(pi || base) per token."""
+    """Mean KL(pi || base) per token; 0: not measured."""
     firsts: tuple[int, ...] = ()
     """The likeliest first token of each reply."""
+    base_entropy: float = 0.0
+    """Mean entropy of the base model's next token; 0: KL was not measured."""
 
     @property
     def sums(self) -> tuple[float, ...]:

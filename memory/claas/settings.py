@@ -175,9 +175,6 @@ class PolicyGradient:
     with what is beyond. 0: rewards teach whatever they say. Paper: 0."""
     step_share: float = 0.25
     """Share of the learning rate with which rewards that are weighed teach: they say less than words. Paper: 1."""
-    reward_kl_weight: float = 0.0
-    """beta: every token's reward is less by beta (log pi_old(y_t) - log base(y_t)), before advantages are whitened (REINFORCE++'s KL
-    term). `kl_weight` of the loss adds KL(pi || base) to the loss instead, with an exact gradient. Not given."""
     clip_low: float = 0.2
     """epsilon below a ratio of 1. Not given; PPO: 0.2."""
     clip_high: float = 0.28
@@ -195,7 +192,7 @@ class PolicyGradient:
         check_bounds(self, "loss.policy", discount=(0, 1), gae_lambda=(0, 1), dual_clip=(1, math.inf))
         check_bounds(self, "loss.policy", min_advantage_std=(ABOVE_0, LARGEST), critic_learning_rate=(ABOVE_0, LARGEST))
         check_bounds(self, "loss.policy", min_evidence=(0, LARGEST), step_share=(ABOVE_0, 1))
-        check_bounds(self, "loss.policy", clip_low=(0, BELOW_1), clip_high=(0, LARGEST), reward_kl_weight=(0, LARGEST))
+        check_bounds(self, "loss.policy", clip_low=(0, BELOW_1), clip_high=(0, LARGEST))
 
 
 @dataclass(frozen=True)
@@ -247,7 +244,7 @@ class Objective:
     @property
     def weighs_rewards(self) -> bool:
         """True if rewards teach as far as they differ more than by chance (`PolicyGradient.min_evidence`)."""
-        return self.kind in ("mixed", "reinforce") and self.policy.min_evidence > 0 and self.policy.reward_kl_weight == 0
+        return self.kind in ("mixed", "reinforce") and self.policy.min_evidence > 0
 
     @property
     def rewrites(self) -> bool:
@@ -263,11 +260,6 @@ class Objective:
     def needs_base(self) -> bool:
         """True if an update needs passes of the base model: for the teacher, or for KL(pi || base)."""
         return self.kl_weight > 0 or (self.uses_words and self.teacher.kind in ("base", "trust"))
-
-    @property
-    def needs_reward_kl(self) -> bool:
-        """True if rewards need log-probabilities of the base model."""
-        return self.uses_rewards and self.policy.reward_kl_weight > 0
 
     @property
     def needs_critic(self) -> bool:

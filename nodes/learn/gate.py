@@ -81,19 +81,21 @@ class ReleaseSettings:
             check_bounds(self, "rollout", max_lead=(1, math.inf))
 
 
-def gate_checks(candidate: Measured, live: Measured, base: Measured, settings: GateSettings) -> list[Check]:
+def gate_checks(candidate: Measured, live: Measured | None, settings: GateSettings) -> list[Check]:
     """Checks of a gate on any texts: H >= min(`min_entropy_share` H(base), H(live)); KL to the base <= max(`max_kl`, KL(live || base)).
     NaN passes nothing.
 
     Args:
-        candidate, live, base: the three versions on the same texts; without texts there are no checks.
+        candidate, live: the two versions on the same texts, with KL; without texts there are no checks. None: the live one does not count.
         settings: the thresholds.
     """
     if not candidate.logprobs:
         return []
     # A version that says only one thing has collapsed; one that is no worse than the live one passes.
-    least, most = min(settings.min_entropy_share * base.entropy, live.entropy), max(settings.max_kl, live.kl)
-    note = f"{candidate.entropy:.3f} nats, base {base.entropy:.3f}"
+    least, most = settings.min_entropy_share * candidate.base_entropy, settings.max_kl
+    if live is not None:
+        least, most = min(least, live.entropy), max(most, live.kl)
+    note = f"{candidate.entropy:.3f} nats, base {candidate.base_entropy:.3f}"
     return [
         Check("entropy", candidate.entropy, least, candidate.entropy >= least, note),
         Check("kl", candidate.kl, most, candidate.kl <= most, f"{candidate.kl:.3f} nats a token"),

@@ -143,14 +143,6 @@ def test_equal_rewards_are_not_blown_up() -> None:
     assert losses.whiten([1.0, 1.0], [2, 2], 0.1) is None
 
 
-def test_kl_in_the_reward_counts_from_each_token_on() -> None:
-    """G_t = r - 2 sum_{s >= t} kl_s: 1 - 0.6, 1 - 0.4, and 0; mean 1/3, variance 14/225."""
-    white = losses.whiten([1.0, 0.0], [2, 1], 1e-3, kls=[torch.tensor([0.1, 0.2]), torch.tensor([0.0])], beta=2.0)
-    assert white is not None
-    std = math.sqrt(14 / 225)
-    assert torch.cat(white).tolist() == pytest.approx([(0.4 - 1 / 3) / std, (0.6 - 1 / 3) / std, (-1 / 3) / std], abs=1e-5)
-
-
 def test_generalised_advantages() -> None:
     """V = (0.5, 0.2), r = (0, 1), gamma = 0.9, lambda = 0.8: delta = (-0.32, 0.8), A = (-0.32 + 0.72 * 0.8, 0.8)."""
     values, rewards = torch.tensor([0.5, 0.2]), torch.tensor([0.0, 1.0])

@@ -304,7 +304,23 @@ async def test_step_and_gate_share_the_retention_set_but_for_settled_questions(r
     graph = claas.build_learning(learner, replay, versions, OPEN_GATE, retention=[*chats.values()])
     done = await graph.ainvoke({"tenant": "acme"})
     assert "retention" in [check.name for check in done["checks"]]
-    assert (sorted(held), read) == (["four", "two"], [(done["candidate"], "one"), ("", "one")])  # the live one is the base
+    assert sorted(held) == ["four", "two"]
+    by_gate, by_steps = [(done["candidate"], "one"), ("", "one")], [("", "two"), ("", "three"), ("", "four")]
+    assert read == [*by_steps, *by_gate]  # the live one is the base
+
+
+@pytest.mark.parametrize("kl", [0.0, 99.0])
+async def test_the_gate_reads_what_the_step_learned_from_and_of_the_live_version_only_where_it_decides(
+    replay: Replay, versions: Any, kl: float
+) -> None:
+    learner, mine, step = await begun(replay, versions)
+    measure, read = learner.measure, list[Any]()
+    learner.measure = lambda label, texts, **more: read.append((label, texts)) or replace(measure(label, texts, **more), kl=kl)
+    live, done = mine.current, await step()
+    learned = {one.id for one in replay.minibatch(done["batch"]).exchanges}
+    assert done["outcome"] == "live"  # as far from the base model as the live one
+    labels = [label for label, texts in read if {one.id for one in texts} == learned]
+    assert labels == [done["candidate"], *[live] * (kl > 0)]
 
 
 async def test_a_version_that_half_learned_corrections_does_not_go_live(replay: Replay, versions: Any) -> None:

@@ -37,6 +37,7 @@ from learngraph.nodes.learn.gradient_step import (
     newest_rated,
     newest_rehearsal,
     settled_questions,
+    with_base_logprobs,
 )
 from learngraph.tools.environments.hierarchy import CODES
 from learngraph.tools.models.models import open_model
@@ -77,7 +78,7 @@ class Life:
         chosen = LearnerSettings(self.settings.lora, loss, read_hindsight(model.model, loss.teacher), measure_kl=False)
         self.learner = InProcessLearner(model, self.versions.folder, keep, chosen)
         self.retention = read_retention(model)
-        self.held = [one for n, one in enumerate(self.retention) if n % GATE_SHARE]
+        self.held = with_base_logprobs(self.learner, [one for n, one in enumerate(self.retention) if n % GATE_SHARE])
         self.graph = build_learning(self.learner, self.replay, lambda *_: self.versions, settings, retention=self.retention)
 
     def ask(self, id: str) -> tuple[Exchange, Any]:

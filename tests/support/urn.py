@@ -166,7 +166,7 @@ class UrnLearner:
         replies = [e.reply.token_ids for e in exchanges]  # a word and its end
         found = tuple((logps[word], *(0.0 if token == END else -99.0 for token in rest)) for word, *rest in replies)
         entropy = -math.fsum(math.exp(x) * x for x in logps)
-        return Measured(found, entropy, math.log(END) - entropy, (logps.index(max(logps)),) * len(replies))
+        return Measured(found, entropy, math.log(END) - entropy, (logps.index(max(logps)),) * len(replies), math.log(END))
 
 
 def request(text: str, seed: int | None = None) -> ChatRequest:

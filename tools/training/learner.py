@@ -20,13 +20,14 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
+from scipy.optimize import brentq  # type: ignore[import-untyped]
 from torch import Tensor
 
 from ...memory.claas.settings import READ_EVERY, Objective
@@ -50,6 +51,7 @@ from .lora import (
     make_critic,
     make_optimizer,
     read_optimizer,
+    reply_logits,
     reply_logprobs,
     rewrite_replies,
 )
@@ -60,8 +62,10 @@ __all__ = ["EngineLearner", "InProcessLearner", "LoRATrainer"]
 
 MAX_CACHED_VERSIONS = 3
 """Versions whose tensors stay in memory between calls."""
-SHRINK_TOLERANCE = 1 / 32
-"""Precision of the factor that scales an adapter down to its limits."""
+SPARE_ROOM = 1 / 16
+"""Share of the room between the base model and a step's limits at which the search for the factor that keeps within them ends."""
+MAX_TRIALS = 8
+"""Factors that are tried, at most; that is enough unless KL is more than 50 times its limit."""
 CONTRADICTION = 2.0
 """Nats by which words must make a praised reply less likely, or a blamed one more, to contradict the reward (of 1 or -1)."""
 CONTRADICTIONS = 3
@@ -76,22 +80,6 @@ HOLD = 0.5
 """Weight of a token of a liked reply that is lost whole, beside that of a token to imitate: who changes his mind is followed."""
 PARENT_SHARE = 0.95
 """Share of its parent's distance from the base model that a version must come back to, if the parent is beyond the limits."""
-
-
-@dataclass(frozen=True)
-class _Drift:
-    """Distance of a network from the base model: means over tokens, in nats."""
-
-    kl: float
-    entropy: float
-    base_entropy: float
-
-    def is_within(self, correction: Correction, parent: _Drift | None = None) -> bool:
-        """True if it is within the limits of a step, or a little nearer to the base model than the parent."""
-        max_kl, min_entropy = correction.max_kl, correction.min_entropy_share * self.base_entropy
-        if parent is not None:
-            max_kl, min_entropy = max(max_kl, PARENT_SHARE * parent.kl), min(min_entropy, parent.entropy / PARENT_SHARE)
-        return self.kl <= max_kl and self.entropy >= min_entropy
 
 
 class LoRATrainer:
@@ -119,7 +107,6 @@ class LoRATrainer:
         vocabulary = int(self._network.get_input_embeddings().weight.shape[0])
         self._reader = ExampleReader(model, self.base, objective, settings.hindsight, vocabulary)
         self._states: dict[Path, VersionState] = {}
-        self._retained: dict[Example, TrainingSample] = {}  # as the base model says them
 
     # The calls of a learner
 
@@ -140,8 +127,11 @@ class LoRATrainer:
         copy_tensors(self._live, state.tensors)
         weighs = self._objective.weighs_rewards and bool(batch.witnesses)
         drawn = [*self._reader.samples(replace(batch, exchanges=batch.witnesses))[0], *samples] if weighs else samples
-        known = {one.id: one for one in drawn}
-        read = reply_logprobs(self._network, [one.example for one in known.values()], with_scores=weighs)
+        weighs_more = weighs and can_tell_apart(
+            [one.reward for one in drawn if one.reward is not None]
+        )  # else they say nothing
+        known = {one.id: one for one in (drawn if weighs_more else samples)}
+        read = reply_logprobs(self._network, [one.example for one in known.values()], with_scores=weighs_more)
         readings = dict(zip(known, read, strict=True))
         old = [readings[sample.id].logprobs for sample in samples]
         behaviour = [
@@ -251,7 +241,7 @@ class LoRATrainer:
         notes = self._notes(batch, state)
         self._files.write(out, self._live, self._next_teacher(state), notes, optimizer, critic)
         if kl is None:
-            kl = self._drift(examples).kl if self._measure_kl else 0.0
+            kl = self._read(examples, self._base_logits(examples)).kl if self._measure_kl else 0.0
         self._states.clear()
         update = Update(
             version="",
@@ -316,14 +306,12 @@ class LoRATrainer:
         created = {one.id: one.created for one in (*batch.exchanges, *batch.rehearsal)}
         found = [one for one in rehearsed if one.id not in learned] + [one for one in samples if one.is_wanted]
         newest = {one.example.prompt: one for one in sorted(found, key=lambda one: created[one.id])}
-        examples = [one for one in map(self._reader.example, batch.retained) if len(one.reply) > 2]
-        for example in (one for one in examples if one not in self._retained):
-            with self._as_base():  # alone, so that no bit depends on what else is read
-                (reading,) = reply_logprobs(self._network, [example])
-            inner = reading.logprobs[1:-1].masked_fill(reading.logprobs[1:-1] < math.log(0.5), -math.inf)
-            then = torch.nn.functional.pad(inner, (1, 1), value=-math.inf)  # what was never likely is not lost
-            self._retained[example] = TrainingSample(example, then)
-        return [*newest.values(), *(self._retained[one] for one in examples)]
+        held = list[TrainingSample]()
+        for one in batch.retained:
+            before = torch.tensor(one.reply.logprobs[1:-1])
+            sure = before.masked_fill(before < math.log(0.5), -math.inf)  # what was never likely is not lost
+            held.append(TrainingSample(self._reader.example(one), torch.nn.functional.pad(sure, (1, 1), value=-math.inf)))
+        return [*newest.values(), *(one for one in held if len(one.example.reply) > 2)]
 
     def _kept_samples(self, batch: Minibatch, correction: Correction) -> list[TrainingSample]:
         """The samples that the correction kept; where it weighed the evidence, with its advantages in place of rewards."""
@@ -365,15 +353,9 @@ class LoRATrainer:
             return Measured(())
         if folder is None:
             with self._as_base():
-                readings = reply_logprobs(self._network, examples)
-        else:
-            copy_tensors(self._live, self._load(folder).tensors)
-            readings = reply_logprobs(self._network, examples, base=self._as_base if with_kl else None)
-        entropy = float(torch.cat([reading.entropy for reading in readings]).mean())
-        kls = [reading.kl for reading in readings if reading.kl is not None]
-        logprobs = tuple(tuple(reading.logprobs.tolist()) for reading in readings)
-        firsts = tuple(reading.first for reading in readings)
-        return Measured(logprobs, entropy, float(torch.cat(kls).mean()) if kls else 0.0, firsts)
+                return self._read(examples)
+        copy_tensors(self._live, self._load(folder).tensors)
+        return self._read(examples, self._base_logits(examples) if with_kl else None)
 
     def network(self, folder: Path | None) -> Any:
         """The network with a version's weights (no folder: the base model's), to evaluate or sample; valid until the next call."""
@@ -386,9 +368,8 @@ class LoRATrainer:
     def _with_advantages(self, samples: Sequence[TrainingSample], critic: torch.nn.Module | None) -> Sequence[TrainingSample]:
         """The samples with their advantages; none if nothing of them gives a direction."""
         objective, readings = self._objective, list[ReplyLogprobs]()
-        if critic is not None or objective.updates_per_batch > 1 or objective.needs_reward_kl:
-            base = self._as_base if objective.needs_reward_kl else None
-            readings = reply_logprobs(self._network, [one.example for one in samples], critic=critic, base=base)
+        if critic is not None or objective.updates_per_batch > 1:
+            readings = reply_logprobs(self._network, [one.example for one in samples], critic=critic)
             samples = [replace(one, old_logprobs=found.logprobs) for one, found in zip(samples, readings, strict=True)]
         rewarded = [n for n, one in enumerate(samples) if one.reward is not None]
         if not rewarded:
@@ -398,7 +379,6 @@ class LoRATrainer:
             [samples[n].reward or 0.0 for n in rewarded],
             [len(samples[n].example.reply) for n in rewarded],
             objective,
-            kls=[one.logprobs - one.base_logprobs for one in own if one.base_logprobs is not None],
             values=[one.values for one in own if one.values is not None],
         )
         if computed is not None:
@@ -463,12 +443,20 @@ class LoRATrainer:
             return self._live if (state.updates + 1) % teacher.sync_every == 0 else state.teacher
         return ema(state.teacher, self._live, teacher.ema_rate)
 
-    def _drift(self, examples: Sequence[Example]) -> _Drift:
-        """The network's distance from the base model on these replies."""
-        readings = reply_logprobs(self._network, examples, base=self._as_base)
-        kl = torch.cat([reading.kl for reading in readings if reading.kl is not None])  # (tokens,)
-        base = torch.cat([reading.base_entropy for reading in readings if reading.base_entropy is not None])  # (tokens,)
-        return _Drift(float(kl.mean()), float(torch.cat([reading.entropy for reading in readings]).mean()), float(base.mean()))
+    def _read(self, examples: Sequence[Example], base: Sequence[Tensor] | None = None) -> Measured:
+        """The network's measurements on these replies; `base`: the base model's logits of them, for KL."""
+        readings = reply_logprobs(self._network, examples, base=base)
+        logprobs = tuple(tuple(reading.logprobs.tolist()) for reading in readings)
+        entropy, kl, base_entropy = (
+            float(torch.cat(given).mean()) if (given := [value for value in values if value is not None]) else 0.0
+            for values in zip(*((one.entropy, one.kl, one.base_entropy) for one in readings), strict=True)
+        )
+        return Measured(logprobs, entropy, kl, tuple(reading.first for reading in readings), base_entropy)
+
+    def _base_logits(self, examples: Sequence[Example]) -> list[Tensor]:
+        """The base model's logits of these replies, (T, V) each."""
+        with self._as_base():
+            return reply_logits(self._network, examples)
 
     def _scale_to_limits(
         self, examples: Sequence[Example], correction: Correction, parent: Mapping[str, Tensor]
@@ -476,33 +464,38 @@ class LoRATrainer:
         """Scale the adapter by the largest s in [0, 1] that keeps it within the correction's limits, and return s and KL(pi || base).
 
         s multiplies B, and so the whole change of the weights, B A: what was learned fades in proportion, and there is always room for
-        what is learned now. s = 0 is the base model, which is within all limits. Found by bisection, to `SHRINK_TOLERANCE`.
+        what is learned now. s = 0 is the base model, which is within all limits. Found by Brent's method, but for `SPARE_ROOM`.
 
         Where the parent is beyond a limit on these replies (it passed the gate on others), `PARENT_SHARE` of its distance is the limit:
         a version that went further back would lose what the parent has learned, and fail on the feedback for it.
         """
-        drift = self._drift(examples)
-        if drift.is_within(correction):
-            return 1.0, drift.kl
+        found = self._read(examples, base := self._base_logits(examples))
+        if _room(found, correction) >= 0:
+            return 1.0, found.kl
         with self._with_tensors(parent):
-            before = self._drift(examples)
-        if drift.is_within(correction, before):
-            return 1.0, drift.kl
+            before = self._read(examples, base)
+        tried = {0.0: (1.0, 0.0), 1.0: (_room(found, correction, before), found.kl)}  # factor -> room, KL
+        if tried[1.0][0] >= 0:
+            return 1.0, found.kl
         weights = [weight for name, weight in self._live.items() if "lora_B" in name]
         whole = [weight.detach().clone() for weight in weights]
 
-        def scale(factor: float) -> _Drift:
+        def scale(factor: float) -> None:
             with torch.no_grad():
                 torch._foreach_copy_(weights, torch._foreach_mul(whole, factor))
-            return self._drift(examples)
 
-        low, high = 0.0, 1.0
-        max_kl = max(correction.max_kl, PARENT_SHARE * before.kl)
-        trial = math.sqrt(max_kl / drift.kl) if drift.kl > max_kl else 0.5  # KL grows with the square of s
-        while high - low > SHRINK_TOLERANCE:
-            low, high = (trial, high) if scale(trial).is_within(correction, before) else (low, trial)
-            trial = (low + high) / 2
-        return low, scale(low).kl
+        def unused_room(factor: float) -> float:
+            if factor not in tried:
+                scale(factor)
+                now = self._read(examples, base)
+                tried[factor] = _room(now, correction, before), now.kl
+            room = tried[factor][0] - SPARE_ROOM / 2
+            return room if abs(room) > SPARE_ROOM / 2 else 0.0  # at 0 the search ends
+
+        brentq(unused_room, 0.0, 1.0, xtol=SPARE_ROOM / 4, maxiter=MAX_TRIALS, disp=False)
+        factor, kl = max((factor, kl) for factor, (room, kl) in tried.items() if room >= 0)
+        scale(factor)
+        return factor, kl
 
     # The network's weights
 
@@ -554,6 +547,16 @@ class LoRATrainer:
                 self._states.pop(next(iter(self._states)))
             self._states[folder] = state
         return self._states[folder]
+
+
+def _room(found: Measured, correction: Correction, parent: Measured | None = None) -> float:
+    """Room up to the limits of a step, or to a little nearer to the base model than the parent: 1 at the base model, below 0 beyond."""
+    max_kl, least = correction.max_kl, correction.min_entropy_share * found.base_entropy
+    if parent is not None:
+        max_kl, least = max(max_kl, PARENT_SHARE * parent.kl), min(least, parent.entropy / PARENT_SHARE)
+    above, whole = found.entropy - least, found.base_entropy - least
+    rooms = 1 - found.kl / max(max_kl, 1e-9), above / whole if whole > 1e-9 else math.copysign(1.0, above)
+    return min(rooms) if math.isfinite(found.kl + found.entropy) else -1.0
 
 
 def _nothing_left(correction: Correction, objective: Objective) -> str:

@@ -204,18 +204,26 @@ class ReplyLogprobs:
     """(T,), the critic's values; None: no critic."""
     base_entropy: Tensor | None = None
     """(T,), of the base model in nats; None: not asked for."""
-    base_logprobs: Tensor | None = None
-    """(T,), log base(y_t) in nats; None: not asked for."""
     score: Tensor | None = None
     """(hidden,), sum_t of w(y_t) - sum_v pi(v) w(v), w the output embeddings: the gradient of log pi(y) by a bias on the last hidden
     state; None: not asked for."""
+
+
+def reply_logits(network: Any, examples: Sequence[Example], max_tokens: int = 2048) -> list[Tensor]:
+    """Logits of replies, (T, V) each and held all at once, without a gradient; `max_tokens`: see `reply_logprobs`."""
+    found: dict[int, Tensor] = {}
+    with torch.inference_mode():
+        for pack in pack_by_length([len(example) for example in examples], max_tokens, _pass_overhead_tokens(network)):
+            logits, _ = _forward_pass(network, [examples[n] for n in pack])
+            found |= {n: one.clone() for n, one in zip(pack, logits, strict=True)}  # without the padding
+    return [found[n] for n in range(len(examples))]
 
 
 def reply_logprobs(
     network: Any,
     examples: Sequence[Example],
     *,
-    base: Callable[[], AbstractContextManager[Any]] | None = None,
+    base: Sequence[Tensor] | None = None,
     critic: torch.nn.Module | None = None,
     with_scores: bool = False,
     max_tokens: int = 2048,
@@ -227,8 +235,7 @@ def reply_logprobs(
     Args:
         network: the network, with the weights to evaluate.
         examples: each has at least one token of reply.
-        base: `with base():` makes the network the base model; then a second pass measures KL(pi || base), and the base's entropy and
-            log-probabilities.
+        base: the base model's logits of each reply (`reply_logits`), to measure KL(pi || base) and its entropy.
         critic: gives values from the hidden states.
         with_scores: what each reply says, as a vector: see `ReplyLogprobs.score`.
         max_tokens: tokens that share a pass, padding included.
@@ -238,11 +245,7 @@ def reply_logprobs(
         for pack in pack_by_length([len(example) for example in examples], max_tokens, _pass_overhead_tokens(network)):
             part = [examples[n] for n in pack]
             logits, states = _forward_pass(network, part, critic is not None)
-            plain: Sequence[Tensor | None] = [None] * len(part)
-            if base is not None:
-                with base():
-                    plain = _forward_pass(network, part)[0]
-            for n, example, own, other in zip(pack, part, logits, plain, strict=True):
+            for n, example, own in zip(pack, part, logits, strict=True):
                 targets = torch.tensor(example.reply, device=own.device)  # (T,)
                 logprobs = token_logprobs(own / example.temperature, targets).cpu()  # (T,)
                 values = critic(states[pack.index(n)])[:, 0].cpu() if critic is not None else None  # (T,)
@@ -251,13 +254,8 @@ def reply_logprobs(
                     words = network.get_output_embeddings().weight  # (V, hidden)
                     expected = own.to(words).softmax(-1) @ words  # (T, hidden)
                     found[n] = replace(found[n], score=(words[targets] - expected).sum(0).float().cpu())
-                if other is not None:
-                    found[n] = replace(
-                        found[n],
-                        kl=kl_to(other, own).cpu(),
-                        base_entropy=entropy(other).cpu(),
-                        base_logprobs=token_logprobs(other / example.temperature, targets).cpu(),
-                    )
+                if base is not None:
+                    found[n] = replace(found[n], kl=kl_to(base[n], own).cpu(), base_entropy=entropy(base[n]).cpu())
     return [found[n] for n in range(len(examples))]
 
 

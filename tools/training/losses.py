@@ -204,15 +204,8 @@ def entropy(logits: Tensor) -> Tensor:
 # Advantages
 
 
-def whiten(
-    rewards: Sequence[float],
-    lengths: Sequence[int],
-    min_std: float,
-    *,
-    kls: Sequence[Tensor] = (),
-    beta: float = 0.0,
-) -> list[Tensor] | None:
-    """A_t = (G_t - mean) / max(std, min_std), G_t = r - beta sum_{s >= t} kl_s: REINFORCE++ with one reply per prompt (2501.03262).
+def whiten(rewards: Sequence[float], lengths: Sequence[int], min_std: float) -> list[Tensor] | None:
+    """A_t = (r - mean) / max(std, min_std): REINFORCE++ with one reply per prompt, without KL in the reward (2501.03262).
 
     Mean and standard deviation are taken over all tokens of the minibatch, so that long replies count for more.
 
@@ -220,8 +213,6 @@ def whiten(
         rewards: r of each reply.
         lengths: T_i of each reply.
         min_std: the smallest standard deviation, in reward units.
-        kls: log pi_old - log base of the tokens, (T_i,) each, for KL in the reward.
-        beta: weight of KL in the reward.
 
     Returns:
         (T_i,) of each reply, in float32. None if all advantages are 0, so that there is nothing to learn.
@@ -229,9 +220,6 @@ def whiten(
     returns = [
         torch.full((length,), float(reward), dtype=torch.float64) for reward, length in zip(rewards, lengths, strict=True)
     ]
-    if beta:
-        rest = [kl.detach().double().cpu().flip(0).cumsum(0).flip(0) for kl in kls]  # (T_i,): sum over s >= t
-        returns = [g - beta * more for g, more in zip(returns, rest, strict=True)]  # (T_i,)
     if not returns:
         return None
     every = torch.cat(returns)  # (tokens,)
@@ -325,8 +313,6 @@ def compute_advantages(
     rewards: Sequence[float],
     lengths: Sequence[int],
     objective: Objective,
-    *,
-    kls: Sequence[Tensor] = (),
     values: Sequence[Tensor] = (),
 ) -> BatchAdvantages | None:
     """Advantages of a minibatch for the losses `reinforce` and `ppo`. None if all of them are 0, so that there is nothing to learn.
@@ -335,28 +321,16 @@ def compute_advantages(
         rewards: r of each reply.
         lengths: T_i of each reply.
         objective: the loss and its settings.
-        kls: log pi_old - log base of the tokens, (T_i,): needed where `objective.policy.reward_kl_weight` is above 0.
         values: of the critic, (T_i,): for `ppo`.
     """
-    beta = objective.policy.reward_kl_weight
-    if beta and len(kls) != len(rewards):
-        raise UserError(
-            f"a weight of {beta:g} on KL in the reward needs log pi_old - log base of {len(rewards)} replies, got {len(kls)}"
-        )
     if objective.kind == "ppo":
-        return _critic_advantages(rewards, lengths, objective, kls=kls, values=values)
-    min_std = objective.policy.min_advantage_std
-    white = whiten(rewards, lengths, min_std, kls=kls, beta=beta)
+        return _critic_advantages(rewards, lengths, objective, values)
+    white = whiten(rewards, lengths, objective.policy.min_advantage_std)
     return None if white is None else BatchAdvantages(tuple(white))
 
 
 def _critic_advantages(
-    rewards: Sequence[float],
-    lengths: Sequence[int],
-    objective: Objective,
-    *,
-    kls: Sequence[Tensor],
-    values: Sequence[Tensor],
+    rewards: Sequence[float], lengths: Sequence[int], objective: Objective, values: Sequence[Tensor]
 ) -> BatchAdvantages | None:
     """PPO's advantages by GAE, whitened over the minibatch; arguments as for `compute_advantages`."""
     policy = objective.policy
@@ -364,8 +338,6 @@ def _critic_advantages(
     for n, (reward, length) in enumerate(zip(rewards, lengths, strict=True)):
         given = torch.zeros(length)  # (T,)
         given[-1:] = reward
-        if policy.reward_kl_weight:
-            given = given - policy.reward_kl_weight * kls[n].detach().float().cpu()  # (T,)
         now = values[n].cpu()  # (T,)
         advantages, targets = gae(given, now, policy.discount, policy.gae_lambda)  # (T,), (T,)
         raw.append(advantages)

@@ -140,10 +140,10 @@ def test_reading_at_a_temperature_and_against_the_base(model: LocalChatModel) ->
     examples = [replace(example, temperature=0.5) for example in several(model)]
     with torch.no_grad():
         logits = [reply_logits(model.network, [example])[0] for example in examples]
-    wrapper = scattered(model)
+    scattered(model)
     head = lora.make_critic(model.network)
     torch.nn.init.ones_(head.bias)
-    found = lora.reply_logprobs(model.network, examples, base=wrapper.disable_adapter, critic=head)
+    found = lora.reply_logprobs(model.network, examples, base=logits, critic=head)
     for example, plain, one in zip(examples, logits, found, strict=True):
         with torch.no_grad():
             own = reply_logits(model.network, [example])[0]
