@@ -248,7 +248,8 @@ def build_service(options: ServeOptions, settings: CLaaS) -> Service:
             if options.learner != "off" and parts.opened is not None:
                 from ...tools.training.sft import read_retention
 
-                retention = read_retention(parts.opened, options.retention_file)
+                if retention := read_retention(parts.opened, options.retention_file):
+                    _say(f"what it learns must not cost the answers to the {len(retention)} chats of the retention set")
             learner = parts.open_learner(engine)  # last: an error from here on would end a process that has just been started
             service = Service(engine, learner, replay, root, settings, name, retention, not options.answer_unrecorded)
         _write_about(options, about)
