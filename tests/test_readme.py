@@ -217,7 +217,7 @@ def test_the_serve_block_runs_and_ends_where_another_server_has_the_port(tmp_pat
         return
     assert "'response_id': 'chatcmpl-" in printed, printed
     said = [line.partition(" ")[0] for line in printed.splitlines() if "chatcmpl-" not in line]
-    assert said == ["opening", "guard", "it", "Ctrl-C", "closed"]  # for the reader alone, and the block ends it
+    assert said == ["opening", "what", "guard", "it", "Ctrl-C", "closed"]  # for the reader alone, and the block ends it
 
 
 def test_the_flow_shown_is_the_flow_run() -> None:
