@@ -45,8 +45,7 @@ when the step began; mu, the version's that answered; q, the teacher's, who also
     sdpo            w D(q, p),  D(q, p) = (a KL(q || m) + (1 - a) KL(p || m)) / (a (1 - a)),  m = a q + (1 - a) p
     ppo             -w max(min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A), d A if A < 0),  rho = pi / pi_old,  d = `dual_clip`
                     A: GAE of a critic, whitened;  + (V - returns)^2 / 2
-    reinforce       the same with A = (G - mean G) / max(std G, `min_advantage_std`), mean and std over the tokens,
-                    G = r
+    reinforce       the same with A = (r - mean r) / max(std r, `min_advantage_std`), mean and std over the tokens
     truncated       a correction for ppo and reinforce: -w A log pi,  w = min(pi / mu, C)
     clipped         another: w = 1, rho = pi / mu
     all             + b KL(pi || base) - c H(pi)

@@ -46,7 +46,7 @@ class GateSettings:
     max_kl: float = 8.0
     """Largest KL(pi || base) per token, in nats. In a reply of four tokens, each new word that the base model would never say takes 3."""
     texts: int = 8
-    """Newest replies of the buffer from which entropy and KL are read, at most."""
+    """Newest replies that a step learned from on which entropy and KL of its version are read, at most."""
 
     def __post_init__(self) -> None:
         least_0 = ("max_shared_loss", "max_own_loss", "max_retention_loss", "min_entropy_share", "max_kl")

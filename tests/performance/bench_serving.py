@@ -210,8 +210,7 @@ async def wait_for_newer_version(url: str, key: str, model: str, times: int) -> 
                 if (await answer.json())["state"] == "held_out":  # for the gate: no version learns from it
                     continue
             while number >= UNTIMED:
-                waits = time.perf_counter() - began
-                if waits > GIVE_UP or (await live() != version and (await chat())[1] != version):
+                if time.perf_counter() - began > GIVE_UP or (await live() != version and (await chat())[1] != version):
                     found.append(min(time.perf_counter() - began, GIVE_UP))
                     break
                 await asyncio.sleep(0.02)

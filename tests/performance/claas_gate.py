@@ -29,6 +29,7 @@ from learngraph.memory.claas.replay import Replay
 from learngraph.memory.claas.settings import GATE_SHARE
 from learngraph.memory.display import markdown_table
 from learngraph.memory.records import ChatRequest, Exchange, Feedback, Minibatch, Reply, Sampling
+from learngraph.nodes.learn.gate import gate_checks
 from learngraph.nodes.learn.gradient_step import (
     REHEARSED_AMONG,
     GateCandidate,
@@ -149,6 +150,8 @@ class Life:
             return
         node = GateCandidate(self.learner, self.replay, lambda *_: self.versions, gate, self.retention[::GATE_SHARE])
         checks = node({"tenant": SCOPE[0], "adapter": SCOPE[1], "candidate": update.version})["checks"]
+        new, old = (self.learner.measure(label, taught) for label in (update.version, live))
+        checks += gate_checks(new, old, gate)  # the buffer does not know what this step learned from
         harms = self.harms(live, update.version, is_against=kind == "two beginnings" and wish.family == "begin")
         self.found[kind].append((harms, all(check.passed for check in checks)))
         self.versions.drop(update.version, "tried")

@@ -44,7 +44,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ...memory.errors import UserError
 from ...memory.telemetry import take_over_trace
 from .backend import ChatBackend
-from .connections import MAX_HEADER_BYTES, MAX_HEADERS, TOO_LARGE, available_connections, limited_protocol
+from .connections import MAX_HEADER_BYTES, MAX_HEADERS, TOO_LARGE, available_connections, limited_protocol, listening_socket
 from .endpoints import ChatApi, error_response, json_response
 from .liveness import liveness_process
 from .metrics import ServerMetrics
@@ -359,11 +359,7 @@ def check_address(host: str, port: int) -> None:
 def _listen(host: str, port: int) -> socket.socket:
     """A socket that is bound to an address; raises `UserError` if that cannot be done."""
     try:
-        found = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048)
-        found.setsockopt(
-            socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
-        )  # asyncio does so for its own; else a second answer waits 40 ms
-        return found
+        return listening_socket(host, port)
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or error
         raise UserError(f"cannot listen on {host}:{port}: {why}; choose another --host or --port") from error

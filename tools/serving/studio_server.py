@@ -10,7 +10,6 @@ import asyncio
 import hmac
 import json
 import logging
-import socket
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -20,6 +19,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
 
 from ...memory.errors import UserError
+from .connections import listening_socket
 from .page_files import HEADERS, page_response
 
 __all__ = ["Answers", "StudioServer"]
@@ -132,8 +132,7 @@ class StudioServer:
 
     def __init__(self, answers: Answers, key: str, port: int = 0) -> None:
         try:
-            self._socket = socket.create_server(("127.0.0.1", port))
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio does so for its own sockets
+            self._socket = listening_socket("127.0.0.1", port)
         except (OSError, OverflowError) as error:
             raise UserError(f"port {port} of 127.0.0.1 is not free ({error}); --port 0 takes one that is") from error
         self.port: int = self._socket.getsockname()[1]

@@ -127,11 +127,10 @@ class LoRATrainer:
         copy_tensors(self._live, state.tensors)
         weighs = self._objective.weighs_rewards and bool(batch.witnesses)
         drawn = [*self._reader.samples(replace(batch, exchanges=batch.witnesses))[0], *samples] if weighs else samples
-        weighs_more = weighs and can_tell_apart(
-            [one.reward for one in drawn if one.reward is not None]
-        )  # else they say nothing
-        known = {one.id: one for one in (drawn if weighs_more else samples)}
-        read = reply_logprobs(self._network, [one.example for one in known.values()], with_scores=weighs_more)
+        rewards = [one.reward for one in drawn if one.reward is not None]
+        can_weigh = weighs and can_tell_apart(rewards)  # else the witnesses say nothing
+        known = {one.id: one for one in (drawn if can_weigh else samples)}
+        read = reply_logprobs(self._network, [one.example for one in known.values()], with_scores=can_weigh)
         readings = dict(zip(known, read, strict=True))
         old = [readings[sample.id].logprobs for sample in samples]
         behaviour = [

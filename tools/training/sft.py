@@ -142,7 +142,6 @@ def read_retention(model: LocalChatModel, path: Path | None = None) -> list[Exch
             raise DataError(f"{path or own}: chat {n + 1}: {error}") from error
         reply = Reply("", example.prompt, example.reply, ())
         found.append(Exchange(f"retention-{n}", "default", ChatRequest(tuple(map(dict, chat[:-1]))), reply, ""))
-    log.info("retention set: %d chats of %s", len(found), (path or own) if found else "no file")
     return found
 
 
