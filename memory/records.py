@@ -777,7 +777,7 @@ class Update:
     entropy: float = 0.0
     """Mean entropy of the learner before each of these tokens, in nats."""
     kl: float = 0.0
-    """Mean KL(pi || base) at these tokens after the step, in nats; 0 if it was not measured."""
+    """Mean KL(pi || base) at these tokens after the step, in nats."""
     shrink: float = 1.0
     """Factor by which the adapter was scaled down after the step, to stay within the correction's limits; 1: it was within them."""
     seconds: float = 0.0

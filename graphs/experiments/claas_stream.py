@@ -193,10 +193,7 @@ class StreamLearner:
         def keep(batch: Any, written: Path, about: dict[str, Any]) -> str:
             return self.versions.write(written, batch.step, batch.parent, self.learner.base, about)
 
-        # the study does not report KL
-        chosen = LearnerSettings(
-            settings.lora, settings.loss, read_hindsight(model.model, settings.loss.teacher), measure_kl=False
-        )
+        chosen = LearnerSettings(settings.lora, settings.loss, read_hindsight(model.model, settings.loss.teacher))
         self.learner = InProcessLearner(model, self.versions.folder, keep, chosen)
         self.graph = build_learning(self.learner, self.replay, lambda tenant, adapter: self.versions, settings)
 

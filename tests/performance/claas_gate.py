@@ -76,7 +76,7 @@ class Life:
             return self.versions.write(written, batch.step, batch.parent, self.learner.base, about)
 
         loss = self.settings.loss
-        chosen = LearnerSettings(self.settings.lora, loss, read_hindsight(model.model, loss.teacher), measure_kl=False)
+        chosen = LearnerSettings(self.settings.lora, loss, read_hindsight(model.model, loss.teacher))
         self.learner = InProcessLearner(model, self.versions.folder, keep, chosen)
         self.retention = read_retention(model)
         self.held = with_base_logprobs(self.learner, [one for n, one in enumerate(self.retention) if n % GATE_SHARE])

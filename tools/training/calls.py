@@ -37,8 +37,6 @@ class LearnerSettings:
     """Loss, correction, teacher and optimizer."""
     hindsight: str = "$feedback"
     """Template of the teacher's prompt (tools/training/examples.py, `hindsight_block`)."""
-    measure_kl: bool = True
-    """Measure KL(pi || base) of each new version on its minibatch, by two more passes without a gradient."""
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,7 @@ from .lora import (
     reply_logits,
     reply_logprobs,
     rewrite_replies,
+    shorten_passes,
 )
 from .losses import can_tell_apart, compute_advantages, ema, measure_staleness, weigh_rewards
 from .version_files import OPTIMIZER_FILE, VersionError, VersionFiles, VersionState
@@ -96,13 +97,13 @@ class LoRATrainer:
         self.base = fingerprint(model)
         """Fingerprint of the base model."""
         self._objective = objective
-        self._measure_kl = settings.measure_kl
         self._network = _clone_sharing_weights(model.network)
         wrapper = attach_lora(self._network, lora)
         live = lora_parameters(self._network)
         # Kept, since a walk through the modules takes as long as a pass.
         self._live = {name: live[name] for name in sorted(live)}
         self._layers = [module for module in self._network.modules() if hasattr(module, "_disable_adapters")]
+        shorten_passes(self._network)
         self._files = VersionFiles.of(wrapper, model, self.base, lora)
         vocabulary = int(self._network.get_input_embeddings().weight.shape[0])
         self._reader = ExampleReader(model, self.base, objective, settings.hindsight, vocabulary)
@@ -219,6 +220,9 @@ class LoRATrainer:
         if not samples:
             return Update("", "all rewards are alike, and as they were to be expected: there is nothing to learn"), {}
         asked, samples = len(samples), self._rewrite(samples, state, batch) if objective.rewrites else samples
+        repeats = any(one.is_wanted for one in samples)  # until they are learned
+        if repeats:  # the moments of such steps lead the next one to what another user wanted
+            optimizer.state.clear()
         scale = correction.scale * min(1.0, (state.updates + 1) / max(objective.warmup_steps, 1))
         teacher, base = partial(self._with_tensors, state.teacher), self._as_base
 
@@ -234,13 +238,9 @@ class LoRATrainer:
         if not done:
             return _nothing_new(len({one.example.prompt for one in samples if one.is_wanted}), asked - len(samples)), {}
         first = done[0]
-        shrink, kl = 1.0, first.statistics.get("kl")
-        if correction.max_kl < math.inf or correction.min_entropy_share > 0:
-            shrink, kl = self._scale_to_limits(examples, correction, state.tensors)
-        notes = self._notes(batch, state)
-        self._files.write(out, self._live, self._next_teacher(state), notes, optimizer, critic)
-        if kl is None:
-            kl = self._read(examples, self._base_logits(examples)).kl if self._measure_kl else 0.0
+        shrink, kl = self._scale_to_limits(examples, correction, state.tensors)
+        kept, notes = None if repeats else optimizer, self._notes(batch, state)
+        self._files.write(out, self._live, self._next_teacher(state), notes, kept, critic)
         self._states.clear()
         update = Update(
             version="",
@@ -413,24 +413,14 @@ class LoRATrainer:
         return found
 
     def _make_optimizer(self, state: VersionState, critic: torch.nn.Module | None) -> torch.optim.Optimizer:
-        """AdamW with the parent's moments and the learning rates of the settings. A critic that is no longer needed is left out."""
-        settings = self._objective
-
-        def make(head: torch.nn.Module | None) -> torch.optim.Optimizer:
-            rate = settings.policy.critic_learning_rate
-            return make_optimizer(self._network, settings.learning_rate, settings.weight_decay, head, rate)
-
-        optimizer = make(critic)
-        if state.folder is None or not (state.folder / OPTIMIZER_FILE).exists():  # kept of versions that were the newest last
-            return optimizer
-        leaves_critic = critic is None and state.has_critic
-        source = make(make_critic(self._network)) if leaves_critic else optimizer
-        extra_tensors = read_optimizer(source, state.folder / OPTIMIZER_FILE)
-        if critic is not None and extra_tensors:
-            critic.load_state_dict(extra_tensors)
-        if leaves_critic:
-            trained = set(self._live.values())
-            optimizer.state.update({weight: moments for weight, moments in source.state.items() if weight in trained})
+        """AdamW with the learning rates of the settings, and the moments (and the critic) of a parent that learned by the same loss."""
+        settings, before = self._objective, state.notes.get("objective", {}).get("kind")
+        critic_rate = settings.policy.critic_learning_rate
+        optimizer = make_optimizer(self._network, settings.learning_rate, settings.weight_decay, critic, critic_rate)
+        if state.folder is not None and before == settings.kind and (state.folder / OPTIMIZER_FILE).exists():
+            more = read_optimizer(optimizer, state.folder / OPTIMIZER_FILE)
+            if critic is not None and more:
+                critic.load_state_dict(more)
         return optimizer
 
     def _next_teacher(self, state: VersionState) -> Mapping[str, Tensor] | None:
@@ -550,7 +540,10 @@ class LoRATrainer:
 
 def _room(found: Measured, correction: Correction, parent: Measured | None = None) -> float:
     """Room up to the limits of a step, or to a little nearer to the base model than the parent: 1 at the base model, below 0 beyond."""
-    max_kl, least = correction.max_kl, correction.min_entropy_share * found.base_entropy
+    max_kl, share = correction.max_kl, correction.min_entropy_share
+    if max_kl == math.inf and share == 0:
+        return 1.0
+    least = share * found.base_entropy
     if parent is not None:
         max_kl, least = max(max_kl, PARENT_SHARE * parent.kl), min(least, parent.entropy / PARENT_SHARE)
     above, whole = found.entropy - least, found.base_entropy - least

@@ -40,7 +40,7 @@ class VersionState:
     teacher: dict[str, Tensor] | None
     """Those of a teacher that lags behind; None: the teacher has no weights of its own."""
     folder: Path | None
-    """The folder with the optimizer's moments, if they are kept still; None: a new adapter has none yet."""
+    """The folder, where the optimizer's moments lie if there are any; None: a new adapter has none yet."""
     notes: dict[str, Any]
     """`learner.json`; empty for a new adapter."""
 
@@ -48,12 +48,6 @@ class VersionState:
     def updates(self) -> int:
         """Gradient steps behind the version."""
         return int(self.notes.get("updates", 0))
-
-    @property
-    def has_critic(self) -> bool:
-        """True if the optimizer's file holds PPO's critic."""
-        objective = self.notes.get("objective", {})
-        return bool(objective.get("kind") == "ppo")
 
 
 @dataclass(frozen=True)
@@ -126,10 +120,10 @@ class VersionFiles:
         tensors: Mapping[str, Tensor],
         teacher: Mapping[str, Tensor] | None,
         notes: Mapping[str, Any],
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | None,
         critic: torch.nn.Module | None,
     ) -> None:
-        """Write a version's files into an empty folder.
+        """Write a version's files into an empty folder; no optimizer: the next step begins without moments.
 
         Raises:
             UserError: a file cannot be written.
@@ -141,7 +135,8 @@ class VersionFiles:
                 folder / ADAPTER_FILE,
                 {"format": "pt"},
             )
-            write_optimizer(optimizer, folder / OPTIMIZER_FILE, critic.state_dict() if critic is not None else None)
+            if optimizer is not None:
+                write_optimizer(optimizer, folder / OPTIMIZER_FILE, critic.state_dict() if critic is not None else None)
             if teacher is not None:
                 lagging = {_to_peft_name(name): teacher[name].detach().cpu().contiguous() for name in self.sizes}
                 save_file(lagging, folder / TEACHER_FILE, metadata={"format": "pt"})

@@ -350,6 +350,7 @@ def test_a_step_ends_within_its_limits_and_goes_on_from_there(learner: Make, bat
         (0.9, 0.0, 1.0, (4.0, 1.0), -1.0),
         (0.0, 1.0, 0.0, (4.0, 0.5), 0.75),
         (math.nan, 1.0, 1.0, (4.0, 0.5), -1.0),
+        (math.nan, 1.0, 1.0, (math.inf, 0.0), 1.0),
         (1.0, math.inf, 1.0, (4.0, 0.5), -1.0),
     ],
 )
@@ -640,7 +641,7 @@ def test_where_nothing_is_new_it_is_said_which_of_the_two_it_is(learner: Make, p
 
 
 def test_of_two_corrections_of_a_chat_the_newer_is_learned_and_other_chats_are_rehearsed(
-    learner: Make, pocket: LocalChatModel
+    learner: Make, pocket: LocalChatModel, shelf: StoredVersions
 ) -> None:
     """Greedy, a chat has one reply: to learn both would never end."""
     old, new = (
@@ -656,6 +657,7 @@ def test_of_two_corrections_of_a_chat_the_newer_is_learned_and_other_chats_are_r
     chats = [replace(one, reply=reply) for one, reply in zip((old, new, other), replies, strict=True)]
     read, learned, rehearsed = map(math.exp, teaching.measure(labels[-2], chats, with_kl=False).sums)
     assert read < 0.1 < 0.7 < min(learned, rehearsed)
+    assert not (shelf.folder(labels[-2]) / "optimizer.safetensors").exists()  # the next correction may be of another user
 
 
 @pytest.mark.parametrize(("sureness", "tokens"), [(0.6, 6), (0.4, 3)])
@@ -764,13 +766,15 @@ def test_reading_a_reply_beyond_the_window_is_an_error(learner: Make, pocket: Lo
     assert learner().measure("", []).sums == ()
 
 
-@pytest.mark.parametrize("kind", ["reinforce", "ppo"])
-def test_a_version_whose_moments_are_gone_is_gone_on_from_with_new_ones(
-    learner: Make, shelf: StoredVersions, small: Minibatch, kind: str
+@pytest.mark.parametrize(
+    ("before", "kind"), [("reinforce", "reinforce"), ("ppo", "ppo"), ("ppo", "reinforce"), ("mixed", "ppo")]
+)
+def test_a_version_without_moments_or_of_another_loss_is_gone_on_from_with_new_ones(
+    learner: Make, shelf: StoredVersions, small: Minibatch, before: str, kind: str
 ) -> None:
-    teaching = learner(kind=kind)
-    first = take_step(teaching, small).version
-    (shelf.folder(first) / "optimizer.safetensors").unlink()
+    first = take_step(learner(kind=before), small).version
+    if before == kind:
+        (shelf.folder(first) / "optimizer.safetensors").unlink()
     more = following(small, 2, first)
     teaching = learner(kind=kind)
     second = shelf.folder(take_step(teaching, more).version)

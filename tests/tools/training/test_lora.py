@@ -100,6 +100,26 @@ def test_without_peft_it_says_what_to_install(model: LocalChatModel, monkeypatch
 # Passes
 
 
+@pytest.mark.parametrize("kind", ["Llama", "GPT2"])  # GPT2's layers are no torch.nn.Linear, and stay as they are
+def test_shorter_passes_give_what_pefts_give(checkpoint: Callable[..., str], kind: str) -> None:
+    model = LocalChatModel(model=checkpoint(kind=kind), threads=1)
+    layer = next(one for one in lora.attach_lora(model.network, QUICK).modules() if hasattr(one, "lora_A"))
+    trained = [layer.lora_A["default"].weight, layer.lora_B["default"].weight]
+    torch.nn.init.normal_(trained[1], generator=torch.Generator().manual_seed(0))
+
+    def passes() -> list[torch.Tensor]:
+        """Outputs and gradients for few tokens and for many."""
+        chats = [torch.linspace(-1, 1, tokens * trained[0].shape[1]).view(2, tokens // 2, -1) for tokens in (4, 400)]
+        with torch.no_grad():
+            found = [layer(x) for x in chats]
+        return [*found, *(g for x in chats for g in torch.autograd.grad(layer(x).square().mean(), trained))]
+
+    before = passes()
+    lora.shorten_passes(model.network)
+    assert ("forward" in vars(layer)) == (kind == "Llama")
+    assert all(torch.allclose(old, new, atol=1e-4) for old, new in zip(before, passes(), strict=True))
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(1, 40), max_size=7), st.integers(1, 120), st.sampled_from([0.0, 3.0, 50.0, 1e9]))
 def test_examples_are_packed_at_the_least_cost(sizes: list[int], cap: int, fixed: float) -> None:
