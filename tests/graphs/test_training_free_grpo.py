@@ -231,11 +231,13 @@ class Bench:
         self.meter = more.pop("meter", None)
         self.more = more
 
-    def graph(self, **compile: Any) -> Any:
+    def inputs(self) -> MethodInputs:
         model = CachedChatModel(self.chat, self.name, self.cache, "rollout", self.meter)
-        inputs = MethodInputs.with_chat_model(self.world, Journal(), model)
+        return MethodInputs.with_chat_model(self.world, Journal(), model)
+
+    def graph(self, inputs: MethodInputs | None = None, **compile: Any) -> Any:
         return build_run(
-            inputs,
+            inputs or self.inputs(),
             self.settings,
             problems=self.problems,
             held_out=self.held_out,
@@ -867,28 +869,16 @@ def test_e6_one_problem_that_nobody_can_verify_does_not_end_a_run() -> None:
 
 def test_a_rollout_of_another_journal_is_the_callers_mistake_and_no_failure() -> None:
     bench = Bench()
-    inputs = MethodInputs.with_chat_model(bench.world, Journal(), CachedChatModel(bench.chat, "scripted", bench.cache))
-    bench.more["rollout"] = lesson_graph(inputs, bench.settings, bench.versions)
+    bench.more["rollout"] = lesson_graph(bench.inputs(), bench.settings, bench.versions)
     with pytest.raises(JournalError, match="another journal"):
         bench.run()
 
 
 def test_the_agent_with_tools_may_play_the_rollouts() -> None:
     bench = Bench()
-    model = CachedChatModel(bench.chat, "scripted", bench.cache)
-    inputs = MethodInputs.with_chat_model(bench.world, Journal(), model)
+    inputs = bench.inputs()
     agent = tool_agent.build(inputs, lessons=bench.versions)
-    graph = build_run(
-        inputs,
-        bench.settings,
-        problems=bench.problems,
-        held_out=bench.held_out,
-        versions=bench.versions,
-        cache=bench.cache,
-        log=bench.log,
-        rollout=agent,
-    )
-    out = graph.invoke({"run": "r"})
+    out = bench.run(inputs=inputs, rollout=agent)
     assert [lesson.text for lesson in bench.product(out).lessons] == [LESSON]
     assert [row["train"] for row in bench.rows][1] == 1.0
     names = {

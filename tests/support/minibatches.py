@@ -2,6 +2,7 @@
 
 import hashlib
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,26 @@ def minibatch(model: LocalChatModel, base: str, step: int = 1, parent: str = "",
         for n in range(size)
     ]
     return Minibatch(f"acme/default/{step}", "acme", "default", step, parent, tuple(exchanges), seed=7)
+
+
+def check_same_bytes(
+    learner: Any, here: Any, model: LocalChatModel, steps: int, size: int, begin: Callable[[int], None]
+) -> None:
+    """A learner in another process makes what one in this process makes, byte by byte. `begin` is called before each of its steps."""
+    assert learner.base == here.base
+    labels: list[list[str]] = [[""], [""]]
+    for step in range(1, steps + 1):
+        for one, line in zip((here, learner), labels, strict=True):
+            batch = minibatch(model, here.base, step, line[-1], size)
+            correction = one.correct(batch)
+            if one is learner:
+                begin(step)
+            line.append(one.step(batch, correction).version)
+    assert labels[0] == labels[1]
+    assert all(labels[0][1:])
+    texts = minibatch(model, here.base).exchanges
+    for label in (labels[0][-1], ""):
+        assert learner.measure(label, texts) == here.measure(label, texts)
 
 
 class StoredVersions:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from forks import Python
-from minibatches import StoredVersions, minibatch
+from minibatches import StoredVersions, check_same_bytes, minibatch
 from waiting import has_ended, wait_until
 
 from learngraph.memory.claas.settings import LoRA, Objective
@@ -73,17 +73,7 @@ def test_the_worker_makes_the_same_bytes_as_the_learner_in_this_process(
     """Two steps, so that moments, too, come from a folder: hash equal across processes."""
     shelf = StoredVersions(tmp_path)
     here = InProcessLearner(pocket, shelf.folder, shelf.write, SMALL)
-    assert worker.base == here.base
-    labels: list[list[str]] = [[""], [""]]
-    for step in (1, 2):
-        for learner, line in zip((here, worker), labels, strict=True):
-            batch = minibatch(pocket, here.base, step, line[-1])
-            line.append(learner.step(batch, learner.correct(batch)).version)
-    assert labels[0] == labels[1]
-    assert all(labels[0][1:])
-    texts = minibatch(pocket, here.base).exchanges
-    assert worker.measure(labels[0][-1], texts) == here.measure(labels[0][-1], texts)
-    assert worker.measure("", texts) == here.measure("", texts)
+    check_same_bytes(worker, here, pocket, 2, 4, lambda step: None)
 
 
 def test_it_works_at_the_priority_asked_for_in_a_process_of_its_own(worker: WorkerLearner) -> None:

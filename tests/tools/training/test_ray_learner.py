@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from minibatches import StoredVersions, minibatch
+from minibatches import StoredVersions, check_same_bytes, minibatch
 from ray_actors import die_in_a_step
 
 from learngraph.memory.claas.settings import LoRA, Objective
@@ -36,21 +36,9 @@ def test_killed_in_mid_step_it_makes_the_same_bytes_as_the_learner_in_this_proce
     """Three steps, so that moments travel, too; in the second one the actor dies, and a new one has it all again."""
     shelf = StoredVersions(tmp_path)
     here = InProcessLearner(pocket, shelf.folder, shelf.write, SMALL)
-    assert learner.base == here.base
-    labels: list[list[str]] = [[""], [""]]
-    for step in (1, 2, 3):
-        for one, line in zip((here, learner), labels, strict=True):
-            batch = minibatch(pocket, here.base, step, line[-1], size=8)
-            correction = one.correct(batch)
-            if step == 2 and one is learner:
-                die_in_a_step(learner, tmp_path / "died")
-            line.append(one.step(batch, correction).version)
+    check_same_bytes(learner, here, pocket, 3, 8, lambda step: die_in_a_step(learner, tmp_path / "died") if step == 2 else None)
     assert (tmp_path / "died").exists()
-    assert labels[0] == labels[1]
     assert learner.restarts == 0  # Ray started the actor again, not we the driver
-    texts = minibatch(pocket, here.base).exchanges
-    assert learner.measure(labels[0][-1], texts) == here.measure(labels[0][-1], texts)
-    assert learner.measure("", texts) == here.measure("", texts)
 
 
 def test_errors_come_back_as_they_were_raised(learner: WorkerLearner, pocket: LocalChatModel) -> None:
