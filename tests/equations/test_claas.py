@@ -281,6 +281,10 @@ def test_one_reading_of_a_reply_serves_up_to_its_next_change() -> None:
     unsure = Rewriting([4, 5, 6, 0], {0})
     unsure.go_on((4, 5, 6, 0, 0), (0.4 * places[[4, 5, 3, 0, 0]] + 0.06).log(), wordless, wordless, 32)
     assert (unsure.written, unsure.sureness) == ([4, 5, 3], pytest.approx(0.46))
+    cut = Rewriting([4, 5, 6, 0], {0})
+    cut.add(9, 1.0, -1, 0.96)
+    cut.add(0, 0.0, -1, 0.8)
+    assert (cut.written, cut.sureness) == ([9, 0], pytest.approx(0.8 - 0.4))  # 4 5 6 would be left out
 
 
 def test_a_slip_is_where_the_learner_clings_least_to_what_was_said() -> None:

@@ -398,16 +398,18 @@ class LoRATrainer:
 
     def _rewrite(self, samples: Sequence[TrainingSample], state: VersionState, batch: Minibatch) -> list[TrainingSample]:
         """The samples, in the place of those with words the replies that the words ask for, to be imitated. Words that change nothing of a
-        reply teach nothing; where the teacher only guesses what they ask for, the reply as it was is drawn towards the teacher."""
+        reply teach nothing. Where the teacher only guesses what they ask for, the reply as it was is drawn towards the teacher, unless the
+        learner would not say it at temperature 0: it would lose what it says instead."""
         worded = [one for one in samples if one.hindsight is not None]
         blamed = frozenset(one.id for one in batch.exchanges if one.feedback and (one.feedback.reward or 0) < 0)
         written = iter(self._written_anew(worded, state, blamed) if worded else ())
         found = []
         for sample in samples:
             new = next(written) if sample.hindsight is not None else None
-            if new is None or not new.is_over or new.sureness < SURE:
+            is_guess = new is not None and new.sureness < SURE
+            if new is None or not new.is_over or (is_guess and not new.is_slip_of_draw):
                 found.append(sample)
-            elif new.has_changed:
+            elif new.has_changed and not is_guess:
                 example = Example(sample.example.prompt, tuple(new.written))
                 found.append(TrainingSample(example, advantage=torch.ones(len(new.written)), id=sample.id))
         return found
@@ -563,7 +565,7 @@ def _nothing_new(learned: int, unchanged: int) -> Update:
     """The update of a step without anything new: so many replies to imitate are learned, so many are what the words ask for already."""
     why, help = [], []
     if unchanged:
-        why.append(f"words without effect: {unchanged}, since the model that reads them would say the same reply again")
+        why.append(f"words without effect: {unchanged}, since the model that reads them is not sure of another reply")
         help.append("other words, or a correction, which is the reply as it should have been")
     if learned:
         why.append(

@@ -431,6 +431,11 @@ def _teacher_logits(
         return [blend(one, two, objective.teacher.learner_share) for one, two in zip(reference, current, strict=True)]
 
 
+CUT = 0.4
+"""What is taken off the probability of an end of turn that leaves out more of the old reply than its end: a word put in front, and nothing
+else, is soon all that the model says."""
+
+
 @dataclass
 class Rewriting:
     """A reply that is written anew, token by token: as it was said, but for what the words change, and for one slip.
@@ -452,7 +457,9 @@ class Rewriting:
     """Something was changed, and the old reply not taken up again since."""
     has_changed: bool = False
     sureness: float = 1.0
-    """Least probability that the teacher gave a token that it put in."""
+    """Least probability that the teacher gave a token that it put in (`CUT` less where it cuts the old reply short)."""
+    is_slip_of_draw: bool = False
+    """The learner's likeliest token is another somewhere in the old reply."""
 
     @property
     def is_over(self) -> bool:
@@ -478,7 +485,8 @@ class Rewriting:
             rest = self.said[self.place : self.place + 2]
         if self.is_apart or not rest or (moved >= 0.5 and likeliest != rest[0]):
             self.is_apart = self.has_changed = True
-            self.sureness = min(self.sureness, probability)
+            is_cut = likeliest in self.ends and bool(rest) and rest[0] not in self.ends
+            self.sureness = min(self.sureness, probability - CUT * is_cut)
             self.written.append(likeliest)
         else:
             self.written.append(rest[0])
@@ -554,6 +562,7 @@ def rewrite_replies(
                 if not new.written:
                     said, (q, plain, own) = torch.tensor(new.said, device=logps[0].device), (each[:-1] for each in logps)
                     new.slip = find_slip(said, q, plain, own, one.id in blamed)
+                    new.is_slip_of_draw = bool((own.argmax(-1) != said).any())
                 new.go_on(draft, *logps, most)
     return found
 
