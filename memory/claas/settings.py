@@ -153,7 +153,7 @@ class TeacherSettings:
     rewrites: int = 32
     """Longest reply, in tokens, that is written anew by the words of its feedback and learned as it should have been (for `mixed`).
     Longer replies, and with 0 all replies, are drawn towards the teacher as they were, as in the paper; so are replies of which the
-    teacher is less than 1/2 sure of a word, but for those that the learner would not say at temperature 0: they teach nothing."""
+    teacher is less than 1/2 sure of a word, but for those in which the learner is sure (.9) of another: they teach nothing."""
     repairs: int = 12
     """Further updates of a step, at most, while it has not learned the replies that should have been, or has lost others that it
     rehearses or retains (for `mixed`): what is half learned garbles. Paper: 0."""

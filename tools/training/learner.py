@@ -39,6 +39,7 @@ from ..models.models import open_model
 from .calls import LabelledLearner, LearnerModel, LearnerSettings
 from .examples import ExampleReader, hindsight_block
 from .lora import (
+    LEARNED,
     Example,
     OptimizerStepResult,
     ReplyLogprobs,
@@ -71,8 +72,6 @@ CONTRADICTION = 2.0
 """Nats by which words must make a praised reply less likely, or a blamed one more, to contradict the reward (of 1 or -1)."""
 CONTRADICTIONS = 3
 """Contradictions from which on no reward is believed, where they are more than half of the rewards with words."""
-LEARNED = 0.9
-"""Probability of each token of a reply to imitate from which on it is learned."""
 KEPT = 0.8
 """Share of its former probability that each token of a rehearsed or retained reply must keep."""
 SURE = 0.5
@@ -399,7 +398,7 @@ class LoRATrainer:
     def _rewrite(self, samples: Sequence[TrainingSample], state: VersionState, batch: Minibatch) -> list[TrainingSample]:
         """The samples, in the place of those with words the replies that the words ask for, to be imitated. Words that change nothing of a
         reply teach nothing. Where the teacher only guesses what they ask for, the reply as it was is drawn towards the teacher, unless the
-        learner would not say it at temperature 0: it would lose what it says instead."""
+        learner is sure (`LEARNED`) of another token in it: it would lose what it has learned to say there."""
         worded = [one for one in samples if one.hindsight is not None]
         blamed = frozenset(one.id for one in batch.exchanges if one.feedback and (one.feedback.reward or 0) < 0)
         written = iter(self._written_anew(worded, state, blamed) if worded else ())

@@ -431,9 +431,10 @@ def _teacher_logits(
         return [blend(one, two, objective.teacher.learner_share) for one, two in zip(reference, current, strict=True)]
 
 
+LEARNED = 0.9
+"""Probability of each token of a reply to imitate from which on it is learned."""
 CUT = 0.4
-"""What is taken off the probability of an end of turn that leaves out more of the old reply than its end: a word put in front, and nothing
-else, is soon all that the model says."""
+"""Taken off the probability of an end of turn that leaves out the old reply: a word put in front would soon be all that is said."""
 
 
 @dataclass
@@ -459,7 +460,7 @@ class Rewriting:
     sureness: float = 1.0
     """Least probability that the teacher gave a token that it put in (`CUT` less where it cuts the old reply short)."""
     is_slip_of_draw: bool = False
-    """The learner's likeliest token is another somewhere in the old reply."""
+    """Somewhere in the old reply the learner is sure (`LEARNED`) of another token."""
 
     @property
     def is_over(self) -> bool:
@@ -562,7 +563,7 @@ def rewrite_replies(
                 if not new.written:
                     said, (q, plain, own) = torch.tensor(new.said, device=logps[0].device), (each[:-1] for each in logps)
                     new.slip = find_slip(said, q, plain, own, one.id in blamed)
-                    new.is_slip_of_draw = bool((own.argmax(-1) != said).any())
+                    new.is_slip_of_draw = bool(((own.argmax(-1) != said) & (own.amax(-1) >= math.log(LEARNED))).any())
                 new.go_on(draft, *logps, most)
     return found
 

@@ -665,7 +665,7 @@ def test_a_guess_of_the_teacher_is_not_imitated(
     learner: Make, pocket: LocalChatModel, sureness: float, is_slip: bool, tokens: int
 ) -> None:
     """The teacher writes a reply of three tokens with six: where it is sure of them they are learned, else its distribution on the three,
-    or nothing if the learner says another reply at temperature 0."""
+    or nothing if the learner is sure of another reply."""
     (one,) = served(pocket, 1)
     teaching = learner(kind="mixed")
     new = Rewriting(one.reply.token_ids, {3}, written=[5, 6, 7, 8, 9, 3], has_changed=True, sureness=sureness)
