@@ -219,7 +219,7 @@ class LoRATrainer:
         if not samples:
             return Update("", "all rewards are alike, and as they were to be expected: there is nothing to learn"), {}
         asked, samples = len(samples), self._rewrite(samples, state, batch) if objective.rewrites else samples
-        repeats = any(one.is_wanted for one in samples)  # until they are learned
+        repeats = objective.kind == "mixed" and any(one.is_wanted for one in samples)  # until they are learned
         if repeats:  # the moments of such steps lead the next one to what another user wanted
             optimizer.state.clear()
         scale = correction.scale * min(1.0, (state.updates + 1) / max(objective.warmup_steps, 1))

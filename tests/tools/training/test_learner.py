@@ -770,6 +770,14 @@ def test_reading_a_reply_beyond_the_window_is_an_error(learner: Make, pocket: Lo
     assert learner().measure("", []).sums == ()
 
 
+def test_ppo_keeps_its_critic_where_a_reply_was_chosen_at_temperature_0(
+    learner: Make, shelf: StoredVersions, small: Minibatch
+) -> None:
+    greedy = [replace(one, request=ChatRequest(one.request.messages, Sampling(0.0, max_tokens=3))) for one in small.exchanges]
+    made = take_step(learner(kind="ppo", correction="none"), replace(small, exchanges=tuple(greedy))).version
+    assert "more:bias" in load_file(shelf.folder(made) / "optimizer.safetensors")
+
+
 @pytest.mark.parametrize(
     ("before", "kind"), [("reinforce", "reinforce"), ("ppo", "ppo"), ("ppo", "reinforce"), ("mixed", "ppo")]
 )
