@@ -25,8 +25,8 @@ Learning, one gradient step:
               rewards: z of a permutation test over the newest 32; below 4 they teach nothing     A = r~ - mean r,  eta (1 - (4 / z)^2)
     step      an update, and up to `repairs` (12) more on replies to imitate, those of earlier corrections too, that are not learned (p < .9 of
               a token), and on what is lost of the newest liked ones (p < .8 mu) and of 32 of the retention set (p < .8 of the base model's),
-              read before the 5th, 9th and last update, and when nothing else is missing. To imitate, AdamW begins without the last step's
-              moments. Then the whole adapter is shrunk by s in [0, 1], as little as keeps its entropy and its distance KL from the base
+              read before the 5th, 9th and last update, and when nothing else is missing. Where the minibatch itself has replies to imitate,
+              AdamW begins without moments. Then the whole adapter is shrunk by s in [0, 1], as little as keeps its entropy and its distance KL from the base
               model within the gate's bounds; a new immutable version                             theta <- s AdamW(theta, grad L)
     commit    the step is taken: each exchange used once more                                   k <- k + 1
     gate      every `every_steps` steps: candidate against live on the newest liked and corrected replies (a step leaves the newest 4 of

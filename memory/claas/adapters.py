@@ -3,7 +3,7 @@
     ROOT/<tenant>/<adapter>/versions/<000017-3f9c2ab1d4e0>/   the learner's files, and manifest.json
     ROOT/<tenant>/<adapter>/states.jsonl                      candidate -> canary -> live -> retired | dropped, with reasons
 
-The optimizer's moments (`optimizer.safetensors`, twice the adapter's size) are kept only of versions that the next step may start from:
+The optimizer's moments (`optimizer.safetensors`, twice the adapter's size), if any, are kept of versions that the next step may start from:
 the newest, its parent, the live one and the canary. They are not synced; where they are gone or damaged, learning goes on with new ones.
 
 A version's name is the gradient step and the SHA-256 of its files' digests: equal contents have equal names, and a changed file shows.

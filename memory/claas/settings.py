@@ -152,8 +152,8 @@ class TeacherSettings:
     """The teacher reads the text of the feedback. False: only whether the reward was above 0."""
     rewrites: int = 32
     """Longest reply, in tokens, that is written anew by the words of its feedback and learned as it should have been (for `mixed`).
-    Longer replies, and with 0 all replies, are drawn towards the teacher as they were, as in the paper; so are replies of which the
-    teacher is less than 1/2 sure of a word, but for those in which the learner is sure (.9) of another: they teach nothing."""
+    Longer replies, and with 0 all, are drawn towards the teacher as they were, as in the paper; so are those of which it is less than 1/2
+    sure of a word (.9 of an early end), unless the learner is sure (.9) of another token than the reply has: then they teach nothing."""
     repairs: int = 12
     """Further updates of a step, at most, while it has not learned the replies that should have been, or has lost others that it
     rehearses or retains (for `mixed`): what is half learned garbles. Paper: 0."""

@@ -219,8 +219,9 @@ class LoRATrainer:
         if not samples:
             return Update("", "all rewards are alike, and as they were to be expected: there is nothing to learn"), {}
         asked, samples = len(samples), self._rewrite(samples, state, batch) if objective.rewrites else samples
-        repeats = objective.kind == "mixed" and any(one.is_wanted for one in samples)  # until they are learned
-        if repeats:  # the moments of such steps lead the next one to what another user wanted
+        # Updates until replies are learned take no moments over, and leave none: they lead the next step to what another user wanted.
+        repeats = objective.kind == "mixed" and any(one.is_wanted for one in samples)
+        if repeats:
             optimizer.state.clear()
         scale = correction.scale * min(1.0, (state.updates + 1) / max(objective.warmup_steps, 1))
         teacher, base = partial(self._with_tensors, state.teacher), self._as_base
@@ -406,7 +407,7 @@ class LoRATrainer:
         for sample in samples:
             new = next(written) if sample.hindsight is not None else None
             is_guess = new is not None and new.sureness < SURE
-            if new is None or not new.is_over or (is_guess and not new.is_slip_of_draw):
+            if new is None or not new.is_over or (is_guess and not new.is_unlikely):
                 found.append(sample)
             elif new.has_changed and not is_guess:
                 example = Example(sample.example.prompt, tuple(new.written))
@@ -540,7 +541,7 @@ class LoRATrainer:
 
 
 def _room(found: Measured, correction: Correction, parent: Measured | None = None) -> float:
-    """Room up to the limits of a step, or to a little nearer to the base model than the parent: 1 at the base model, below 0 beyond."""
+    """Room up to the limits of a step, or to a little nearer to the base model than the parent: 1 at it or without limits, below 0 beyond."""
     max_kl, share = correction.max_kl, correction.min_entropy_share
     if max_kl == math.inf and share == 0:
         return 1.0
@@ -561,10 +562,12 @@ def _nothing_left(correction: Correction, objective: Objective) -> str:
 
 
 def _nothing_new(learned: int, unchanged: int) -> Update:
-    """The update of a step without anything new: so many replies to imitate are learned, so many are what the words ask for already."""
+    """The update of a step without anything new: so many replies to imitate are learned, of so many the words teach no other one."""
     why, help = [], []
     if unchanged:
-        why.append(f"words without effect: {unchanged}, since the model that reads them is not sure of another reply")
+        why.append(
+            f"words without effect: {unchanged}, since the model that reads them would say the same reply again, or only guesses at another"
+        )
         help.append("other words, or a correction, which is the reply as it should have been")
     if learned:
         why.append(

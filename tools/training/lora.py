@@ -108,9 +108,9 @@ def attach_lora(network: Any, settings: LoRA, seed: int = 0) -> Any:
 
 
 def shorten_passes(network: Any) -> None:
-    """Replace the passes of LoRA layers over plain linear ones in float32, with one adapter and no dropout, by x W^T + b + s (x A^T) B^T.
+    """Let the LoRA layers of `attach_lora` over plain linear ones in float32 compute x W^T + b + s (x A^T) B^T by passes of our own.
 
-    PEFT's make more small operations, which take as long as a small model's products. Without a gradient, from in * out / (in + out)
+    PEFT's make more small operations, which take as long as the products of a small model. Without a gradient, from in * out / (in + out)
     tokens on, it is x (W + s B A)^T + b, which is less work; one layer's sum at a time is in memory.
     """
     for layer in network.modules():
@@ -235,13 +235,19 @@ class ReplyLogprobs:
     state; None: not asked for."""
 
 
-def reply_logits(network: Any, examples: Sequence[Example], max_tokens: int = 2048) -> list[Tensor]:
-    """Logits of replies, (T, V) each and held all at once, without a gradient; `max_tokens`: see `reply_logprobs`."""
-    found: dict[int, Tensor] = {}
+def _read_packs(
+    network: Any, examples: Sequence[Example], max_tokens: int = 2048, hidden: bool = False
+) -> Iterator[tuple[int, Tensor, Any]]:
+    """Index, logits (T, V) and with `hidden` the last hidden states (T, hidden) of each reply, pack by pack."""
+    for pack in pack_by_length([len(example) for example in examples], max_tokens, _pass_overhead_tokens(network)):
+        logits, states = _forward_pass(network, [examples[n] for n in pack], hidden)
+        yield from ((n, logits[place], states[place] if hidden else None) for place, n in enumerate(pack))
+
+
+def reply_logits(network: Any, examples: Sequence[Example]) -> list[Tensor]:
+    """Logits of replies, (T, V) each and held all at once, without a gradient."""
     with torch.inference_mode():
-        for pack in pack_by_length([len(example) for example in examples], max_tokens, _pass_overhead_tokens(network)):
-            logits, _ = _forward_pass(network, [examples[n] for n in pack])
-            found |= {n: one.clone() for n, one in zip(pack, logits, strict=True)}  # without the padding
+        found = {n: logits.clone() for n, logits, _ in _read_packs(network, examples)}  # without the padding
     return [found[n] for n in range(len(examples))]
 
 
@@ -268,20 +274,18 @@ def reply_logprobs(
     """
     found: dict[int, ReplyLogprobs] = {}
     with torch.inference_mode():
-        for pack in pack_by_length([len(example) for example in examples], max_tokens, _pass_overhead_tokens(network)):
-            part = [examples[n] for n in pack]
-            logits, states = _forward_pass(network, part, critic is not None)
-            for n, example, own in zip(pack, part, logits, strict=True):
-                targets = torch.tensor(example.reply, device=own.device)  # (T,)
-                logprobs = token_logprobs(own / example.temperature, targets).cpu()  # (T,)
-                values = critic(states[pack.index(n)])[:, 0].cpu() if critic is not None else None  # (T,)
-                found[n] = ReplyLogprobs(logprobs, entropy(own).cpu(), int(own[0].argmax()), values=values)
-                if with_scores:
-                    words = network.get_output_embeddings().weight  # (V, hidden)
-                    expected = own.to(words).softmax(-1) @ words  # (T, hidden)
-                    found[n] = replace(found[n], score=(words[targets] - expected).sum(0).float().cpu())
-                if base is not None:
-                    found[n] = replace(found[n], kl=kl_to(base[n], own).cpu(), base_entropy=entropy(base[n]).cpu())
+        for n, own, states in _read_packs(network, examples, max_tokens, critic is not None):
+            example = examples[n]
+            targets = torch.tensor(example.reply, device=own.device)  # (T,)
+            logprobs = token_logprobs(own / example.temperature, targets).cpu()  # (T,)
+            values = critic(states)[:, 0].cpu() if critic is not None else None  # (T,)
+            found[n] = ReplyLogprobs(logprobs, entropy(own).cpu(), int(own[0].argmax()), values=values)
+            if with_scores:
+                words = network.get_output_embeddings().weight  # (V, hidden)
+                expected = own.to(words).softmax(-1) @ words  # (T, hidden)
+                found[n] = replace(found[n], score=(words[targets] - expected).sum(0).float().cpu())
+            if base is not None:
+                found[n] = replace(found[n], kl=kl_to(base[n], own).cpu(), base_entropy=entropy(base[n]).cpu())
     return [found[n] for n in range(len(examples))]
 
 
@@ -434,7 +438,8 @@ def _teacher_logits(
 LEARNED = 0.9
 """Probability of each token of a reply to imitate from which on it is learned."""
 CUT = 0.4
-"""Taken off the probability of an end of turn that leaves out the old reply: a word put in front would soon be all that is said."""
+"""Taken off the probability of an end of turn that leaves out the rest of the old reply, which so needs .9: after a word put in front, it
+would soon leave out every reply."""
 
 
 @dataclass
@@ -458,9 +463,9 @@ class Rewriting:
     """Something was changed, and the old reply not taken up again since."""
     has_changed: bool = False
     sureness: float = 1.0
-    """Least probability that the teacher gave a token that it put in (`CUT` less where it cuts the old reply short)."""
-    is_slip_of_draw: bool = False
-    """Somewhere in the old reply the learner is sure (`LEARNED`) of another token."""
+    """Least probability that the teacher gave a token that it put in, less `CUT` for an end of turn that leaves out the rest of the reply."""
+    is_unlikely: bool = False
+    """The learner is sure (`LEARNED`) of another token somewhere in the old reply, and will hardly say it again."""
 
     @property
     def is_over(self) -> bool:
@@ -563,7 +568,7 @@ def rewrite_replies(
                 if not new.written:
                     said, (q, plain, own) = torch.tensor(new.said, device=logps[0].device), (each[:-1] for each in logps)
                     new.slip = find_slip(said, q, plain, own, one.id in blamed)
-                    new.is_slip_of_draw = bool(((own.argmax(-1) != said) & (own.amax(-1) >= math.log(LEARNED))).any())
+                    new.is_unlikely = bool(((own.argmax(-1) != said) & (own.amax(-1) >= math.log(LEARNED))).any())
                 new.go_on(draft, *logps, most)
     return found
 

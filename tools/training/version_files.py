@@ -123,7 +123,7 @@ class VersionFiles:
         optimizer: torch.optim.Optimizer | None,
         critic: torch.nn.Module | None,
     ) -> None:
-        """Write a version's files into an empty folder; no optimizer: the next step begins without moments.
+        """Write a version's files into an empty folder; no optimizer: the next step begins without moments, and without a critic.
 
         Raises:
             UserError: a file cannot be written.

@@ -660,16 +660,16 @@ def test_of_two_corrections_of_a_chat_the_newer_is_learned_and_other_chats_are_r
     assert not (shelf.folder(labels[-2]) / "optimizer.safetensors").exists()  # the next correction may be of another user
 
 
-@pytest.mark.parametrize(("sureness", "is_slip", "tokens"), [(0.6, True, 6), (0.4, False, 3), (0.4, True, 0)])
+@pytest.mark.parametrize(("sureness", "is_unlikely", "tokens"), [(0.6, True, 6), (0.4, False, 3), (0.4, True, 0)])
 def test_a_guess_of_the_teacher_is_not_imitated(
-    learner: Make, pocket: LocalChatModel, sureness: float, is_slip: bool, tokens: int
+    learner: Make, pocket: LocalChatModel, sureness: float, is_unlikely: bool, tokens: int
 ) -> None:
     """The teacher writes a reply of three tokens with six: where it is sure of them they are learned, else its distribution on the three,
     or nothing if the learner is sure of another reply."""
     (one,) = served(pocket, 1)
     teaching = learner(kind="mixed")
     new = Rewriting(one.reply.token_ids, {3}, written=[5, 6, 7, 8, 9, 3], has_changed=True, sureness=sureness)
-    new.is_slip_of_draw = is_slip
+    new.is_unlikely = is_unlikely
     teaching._trainer._written_anew = lambda samples, *more: [new] * len(samples)
     assert take_step(teaching, minibatch([replace(one, feedback=Feedback(-1.0, "the"))])).tokens == tokens
 
