@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_983, "tests": 75_361}
+LINES: Mapping[str, int] = {"source": 87_991, "tests": 75_369}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -50,7 +50,7 @@ ROOMS: Mapping[str, int] = {
     "tools/pocket": 320,
     "tools/serving": 3_356,
     "tools/traces": 740,
-    "tools/training": 3_694,
+    "tools/training": 3_702,
 }
 """Most lines of each room; the files at the top of a folder are a room, too."""
 ARROWS_UP = 2
