@@ -121,11 +121,19 @@ class ReplayQueries:
         )
         return [str(id) for (id,) in found]
 
-    def teachers(self, tenant: str, adapter: str) -> list[str]:
-        """The end users who gave feedback to an adapter, each once; and an empty name for each feedback of nobody in particular."""
-        found = self._ask(
-            'SELECT "user", count(*) FROM records WHERE tenant = ? AND adapter = ? AND revision > 0 GROUP BY 1', tenant, adapter
-        )
+    def corrections(self, tenant: str, adapter: str, among: int) -> list[Exchange]:
+        """Exchanges with a correction, newest first, of an adapter's `among` newest with feedback; rejected ones are left out. No others are
+        read whole: a learner asks at each step, and most feedback corrects nothing."""
+        newest = "SELECT n FROM records WHERE tenant = ? AND adapter = ? AND revision > 0 ORDER BY n DESC LIMIT ?"
+        where = f"r.n IN ({newest}) AND r.state <> 'rejected' AND r.feedback NOT LIKE ? ORDER BY r.n DESC"
+        found = [row.exchange for row in self._rows(where, tenant, adapter, among, '%"correction": ""%')]
+        return [one for one in found if one.reply.token_ids and one.feedback and one.feedback.correction.strip()]
+
+    def teachers(self, tenant: str, adapter: str, among: int = 10**9) -> list[str]:
+        """The end users behind an adapter's `among` newest exchanges with feedback, each once; and an empty name for each of nobody in
+        particular."""
+        newest = 'SELECT "user" FROM records WHERE tenant = ? AND adapter = ? AND revision > 0 ORDER BY n DESC LIMIT ?'
+        found = self._ask(f'SELECT "user", count(*) FROM ({newest}) AS newest GROUP BY 1', tenant, adapter, among)
         return [user for user, count in found for _ in range(1 if user else count)]
 
     def table(self, tenant: str, limit: int = 100) -> Table:

@@ -239,7 +239,7 @@ class SampleMinibatch(_MemoryNode):
         if not step:
             least = least_exchanges(least, step, self.replay.counts(tenant, adapter).get("held", 0))
         size, share = self.settings.batch_size, self.settings.positive_share
-        corrected = newest_corrected(newest_rated(self.replay, tenant, adapter, CORRECTED_AMONG)) if self.has_gate else []
+        corrected = self.replay.corrections(tenant, adapter, CORRECTED_AMONG) if self.has_gate else []
         spared = frozenset(one.id for one in _spared(corrected))
         batch = self.replay.lease(tenant, adapter, size, least, self.seed, share, self.base, spared)
         if batch is None:
@@ -295,29 +295,19 @@ class Correct(_LearnerNode):
 
 def newest_rewarded(replay: Replay, tenant: str, adapter: str, count: int) -> list[ReplayRow]:
     """The newest exchanges of an adapter that have a reward and were not rejected, newest first."""
-    rows = [row for row in newest_rated(replay, tenant, adapter, 2 * count) if row.state != "rejected"]
+    rows = replay.rows(ExchangeQuery(tenant, adapter, limit=2 * count, is_rated=True))
+    rows = [row for row in rows if row.state != "rejected"]
     return [row for row in rows if row.exchange.feedback and row.exchange.feedback.reward is not None][:count]
 
 
-def newest_rated(replay: Replay, tenant: str, adapter: str, count: int) -> list[ReplayRow]:
-    """The newest records of an adapter with feedback, newest first."""
-    return replay.rows(ExchangeQuery(tenant, adapter, limit=count, is_rated=True))
-
-
-def newest_corrected(rows: Sequence[ReplayRow]) -> list[Exchange]:
-    """The exchanges with a correction among records with feedback, without rejected exchanges."""
-    found = [row.exchange for row in rows if row.state != "rejected" and row.exchange.reply.token_ids]
-    return [one for one in found if one.feedback is not None and one.feedback.correction.strip()]
-
-
-def settled_questions(rows: Sequence[ReplayRow]) -> dict[str, str]:
-    """Questions whose newest `AGREEING` corrections among `rows`, newest first, are the same, with these words: chats of a retention set that
-    ask them must not be answered as the base model does. Of several end users who give feedback, one alone settles nothing."""
+def settled_questions(corrected: Iterable[Exchange], teachers: Iterable[str]) -> dict[str, str]:
+    """Questions whose newest `AGREEING` corrections among `corrected`, newest first, are the same, with these words: chats of a retention
+    set that ask them must not be answered as the base model does. Of several end users who give feedback, one alone settles nothing."""
     found = defaultdict[str, list[tuple[str, str]]](list)
-    for one in newest_corrected(rows):
+    for one in corrected:
         asked, words = _question_and_correction(one)
         found[asked].append((words, one.user))
-    everybody, settled = {row.exchange.user for row in rows}, dict[str, str]()
+    everybody, settled = {*teachers}, dict[str, str]()
     for asked, given in found.items():
         texts, users = ({*column} for column in zip(*given[:AGREEING], strict=True))
         if len(given) >= AGREEING and len(texts) == 1 and (len(users) > 1 or users in ({""}, everybody)):
@@ -355,12 +345,11 @@ def newest_liked(
 
 
 def newest_rehearsal(
-    replay: Replay, versions: Adapters, batch: Minibatch, gate: GateSettings, rows: Sequence[ReplayRow]
+    replay: Replay, versions: Adapters, batch: Minibatch, gate: GateSettings, corrected: Sequence[Exchange]
 ) -> tuple[Exchange, ...]:
-    """The replies that a step rehearses: the newest liked ones, but for what it leaves to the gate (`SPARED`); and the corrected ones of
-    `rows`, newest first, that an earlier version learned from, unless their question was corrected in other words since."""
+    """The replies that a step rehearses: the newest liked ones, but for what it leaves to the gate (`SPARED`); and those of
+    `corrected`, newest first, that an earlier version learned from, unless their question was corrected in other words since."""
     liked = newest_liked(replay, batch.tenant, batch.adapter, gate, versions.last_fall, with_held_out=False)
-    corrected = newest_corrected(rows)
     newest, before = dict(map(_question_and_correction, reversed(corrected))).items(), {*versions.lineage(batch.parent)} - {""}
     valid = (one for one in corrected if _question_and_correction(one) in newest)
     learned = (one for one in valid if before & {label for _, label in replay.uses(batch.tenant, one.id)})
@@ -419,9 +408,11 @@ class TakeGradientStep(_LearnerNode):
 
     def __call__(self, state: CorrectedBatch) -> UpdateWithReason:
         batch = self.replay.minibatch(state["batch"])
-        rated = newest_rated(self.replay, batch.tenant, batch.adapter, REHEARSED_AMONG)
-        rehearsal = newest_rehearsal(self.replay, self.versions(*scope(state)), batch, self.gate, rated)
-        batch = draw_retained(replace(batch, rehearsal=rehearsal), self._read_retention(), settled_questions(rated))
+        tenant, adapter = batch.tenant, batch.adapter
+        corrected = self.replay.corrections(tenant, adapter, REHEARSED_AMONG)
+        rehearsal = newest_rehearsal(self.replay, self.versions(tenant, adapter), batch, self.gate, corrected)
+        settled = settled_questions(corrected, self.replay.teachers(tenant, adapter, REHEARSED_AMONG))
+        batch = draw_retained(replace(batch, rehearsal=rehearsal), self._read_retention(), settled)
         try:
             update = self.learner.step(batch, state["correction"])
         except UserError as error:
@@ -535,7 +526,8 @@ class GateCandidate(_LearnerNode):
         # The step stayed within the bounds on these. On other texts, version after version could fail, and learning would come to rest.
         rows = self.replay.rows(ExchangeQuery(tenant, adapter, limit=self.settings.texts, learned_by=candidate))
         texts = [row.exchange for row in rows]
-        settled = settled_questions(rated := newest_rated(self.replay, tenant, adapter, REHEARSED_AMONG))
+        corrected = self.replay.corrections(tenant, adapter, REHEARSED_AMONG)
+        settled = settled_questions(corrected, self.replay.teachers(tenant, adapter, REHEARSED_AMONG))
         liked = newest_liked(self.replay, tenant, adapter, self.settings, since)
         checks = gate_checks(new := self.learner.measure(candidate, texts), None, self.settings)
         if not is_gate_passed(checks):
@@ -543,8 +535,8 @@ class GateCandidate(_LearnerNode):
         if ids := {one.id for one in self.retention if _question_and_correction(one)[0] not in settled}:
             new, old, base = (self._read_retention(tenant, adapter, label, ids) for label in (candidate, live, ""))
             checks.append(retention_check(new, old, base, self.settings))
-        if corrected := newest_corrected(rated[:CORRECTED_AMONG]):
-            checks.append(self._check_corrected(corrected, candidate, live))
+        if newest := self.replay.corrections(tenant, adapter, CORRECTED_AMONG):
+            checks.append(self._check_corrected(newest, candidate, live))
         if len(liked) >= self.settings.min_rewards:
             whole = [one.reply.token_ids for one in liked]
             replies = [tokens[:-1] or tokens for tokens in whole]

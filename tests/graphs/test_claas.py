@@ -51,7 +51,6 @@ from learngraph.nodes.learn.gradient_step import (
     TakeGradientStep,
     describe_run,
     draw_retained,
-    newest_rated,
     newest_rehearsal,
     settled_questions,
 )
@@ -261,7 +260,7 @@ async def test_a_step_rehearses_what_a_version_before_it_learned_in_its_question
     after = replace(replay.minibatch(lot), parent=mine.current)
 
     def rehearsal(lot: Minibatch) -> tuple[Exchange, ...]:
-        return newest_rehearsal(replay, mine, lot, OPEN_GATE.gate, newest_rated(replay, "acme", "default", 99))
+        return newest_rehearsal(replay, mine, lot, OPEN_GATE.gate, replay.corrections("acme", "default", 99))
 
     assert {one.id for one in rehearsal(after)} == drawn
     assert rehearsal(replace(after, parent="")) == ()
@@ -279,12 +278,16 @@ async def test_step_and_gate_share_the_retention_set_but_for_settled_questions(r
     for asked, saids in given.items():
         for n, said in enumerate(saids):
             replay.append(replace(chats[asked], id=f"{asked}{n}", feedback=Feedback(correction=said)))
-    settled = settled_questions(newest_rated(replay, "acme", "default", 99))
+
+    def find_settled() -> dict[str, str]:
+        return settled_questions(replay.corrections("acme", "default", 99), replay.teachers("acme", "default"))
+
+    settled = find_settled()
     assert settled == {"three": "red"}
     for n in range(4):  # one end user alone, and then another one
         given_by = replace(chats["one"], id=f"five{n}", user="bob" if n == 3 else "ann", request=urn.request("five"))
         replay.append(replace(given_by, feedback=Feedback(correction="red")))
-        assert ("five" in settled_questions(newest_rated(replay, "acme", "default", 99))) == (n == 3)
+        assert ("five" in find_settled()) == (n == 3)
     plain = Minibatch("b", "acme", "default", 1, "", (row.exchange,), 0, rehearsal=(chats["three"],))
     assert draw_retained(plain, [*chats.values()], settled).rehearsal == plain.rehearsal  # no version learned it yet
     known = replace(plain, rehearsal=(replace(chats["three"], feedback=Feedback(correction="red")),))

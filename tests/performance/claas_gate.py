@@ -35,7 +35,6 @@ from learngraph.nodes.learn.gradient_step import (
     GateCandidate,
     draw_retained,
     newest_liked,
-    newest_rated,
     newest_rehearsal,
     settled_questions,
     with_base_logprobs,
@@ -141,9 +140,9 @@ class Life:
         taught = tuple(replace(one, feedback=said) for (one, _), said in zip(asked, given, strict=True))
         step = self.replay.step(*SCOPE) + 1
         batch = Minibatch(f"{kind}/{draw}", *SCOPE, step, live, taught, seed=draw)
-        rated = newest_rated(self.replay, *SCOPE, REHEARSED_AMONG)
-        batch = replace(batch, rehearsal=newest_rehearsal(self.replay, self.versions, batch, gate, rated))
-        batch = draw_retained(batch, self.held, settled_questions(rated))
+        corrected = self.replay.corrections(*SCOPE, REHEARSED_AMONG)
+        batch = replace(batch, rehearsal=newest_rehearsal(self.replay, self.versions, batch, gate, corrected))
+        batch = draw_retained(batch, self.held, settled_questions(corrected, self.replay.teachers(*SCOPE, REHEARSED_AMONG)))
         correction = self.learner.correct(batch)
         update = self.learner.step(batch, replace(correction, scale=correction.scale * (4 if "rate" in kind else 1)))
         if not update.version:

@@ -823,6 +823,34 @@ def test_rows_are_paged_newest_first(tmp_path: Path) -> None:
         assert replay.counts("acme", "other") == {"pending": 1}
 
 
+def test_the_corrected_ones_are_asked_for_alone(tmp_path: Path) -> None:
+    """Whatever a user writes, also the words by which the query looks; and none beyond the newest with feedback."""
+    said = [
+        Feedback(correction="Hello, you."),
+        Feedback(1.0),
+        Feedback(-1.0, 'no "correction": "", please', correction='"correction": ""'),
+        Feedback(-1.0, '"correction": "it is blank"'),
+        Feedback(-1.0, correction=" "),
+    ]
+    with opened(tmp_path) as replay:
+        for n, feedback in enumerate(said):
+            replay.append(replace(exchange(f"r{n}"), feedback=feedback))
+        replay.append(exchange("pending"))
+        replay.append(replace(exchange("r9", adapter="other"), feedback=said[0]))
+        for among, ids in ((9, ["r2", "r0"]), (5, ["r2", "r0"]), (4, ["r2"]), (2, [])):
+            found = replay.corrections("acme", "default", among)
+            assert [(one.id, one.feedback) for one in found] == [(id, said[int(id[1:])]) for id in ids]
+        replay.append(replace(exchange("mary"), user="mary", feedback=Feedback(1.0)))
+        assert [sorted(replay.teachers("acme", "default", among)) for among in (1, 3, 9)] == [
+            ["mary"],
+            ["", "", "mary"],
+            [*[""] * 5, "mary"],
+        ]
+        batch = leased(replay, 5)
+        replay.release(batch.id, "", rejected={"r2": "too stale"})
+        assert [one.id for one in replay.corrections("acme", "default", 9)] == ["r0"]
+
+
 @of_files
 def test_one_process_owns_the_file(tmp_path: Path) -> None:
     with opened(tmp_path):
