@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 __all__ = ["ServeOptions", "build_service", "serve"]
 
 LOG = logging.getLogger("learngraph.service")
+REST = 2.0
+"""Seconds that a learner on the replies' machine rests after each second of a step, while replies are under way: without, four streams on
+two cores take 1.18 of their time (tests/performance/README.md)."""
 LOCAL_NAMES = (*LOOPBACK_HOSTS, "[::1]")
 """Names by which clients may call a server without keys."""
 
@@ -251,7 +254,11 @@ def build_service(options: ServeOptions, settings: CLaaS) -> Service:
                 if retention := read_retention(parts.opened, options.retention_file):
                     _say(f"what it learns must not cost the answers to the {len(retention)} chats of the retention set")
             learner = parts.open_learner(engine)  # last: an error from here on would end a process that has just been started
-            service = Service(engine, learner, replay, root, settings, name, retention, not options.answer_unrecorded)
+            # Learning inline takes turns with the replies as it is, and a cluster has cores of its own.
+            rest = REST if options.learner == "process" and options.learner_nice else 0.0
+            service = Service(
+                engine, learner, replay, root, settings, name, retention, not options.answer_unrecorded, rest=rest
+            )
         _write_about(options, about)
     except BaseException:
         replay.close()

@@ -113,7 +113,8 @@ class ServeOptions:
     learner_threads: int = 1
     """Threads of the learner's process."""
     learner_nice: int = 19
-    """Priority of the learner's process, from 0 to 19, the lowest: replies come first. On a busy machine it may never learn."""
+    """Priority of the learner's process, from 0 to 19, the lowest: replies come first. On a busy machine it may never learn. Except at 0,
+    the learner also rests after each step, while replies are under way."""
     thinking: bool = False
     """Let a model that can (Qwen3) think before it replies. Thoughts count as tokens, and come apart from the text, as
     `reasoning_content`."""

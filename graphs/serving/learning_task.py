@@ -14,7 +14,7 @@ import re
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -38,6 +38,10 @@ MAX_SKIPS = 3
 comes."""
 MAX_FAILURES = 3
 """Failures in a row after which the learner counts as failed."""
+QUIET_SECONDS = 0.05
+"""Seconds without a reply under way after which the learner no longer rests."""
+MAX_REST = 10.0
+"""Longest rest after a step, in seconds: a step may be slow since replies leave it little time, or since the learner had to start."""
 OTHERS_SECONDS = 10.0
 """Seconds after which a service that shares its buffer looks again at what other processes stored, and learn."""
 LOG_SECONDS = 60.0
@@ -102,13 +106,25 @@ class LearningTask:
         replay: lists the adapters.
         metrics: of the service.
         live: the versions that answer, which are told when another one may be live than before.
+        rest: seconds that it rests after each second of a step, while replies are under way, for all tenants.
+        quiet_seconds: the seconds since the last reply ended; 0: one is under way.
     """
 
-    def __init__(self, graph: Graph, replay: Replay, metrics: ServiceMetrics, live: LiveVersions) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        replay: Replay,
+        metrics: ServiceMetrics,
+        live: LiveVersions,
+        rest: float = 0.0,
+        quiet_seconds: Callable[[], float] = lambda: math.inf,
+    ) -> None:
         self._graph = graph
         self._replay = replay
         self._metrics = metrics
         self._live = live
+        self._rest = rest
+        self._quiet_seconds = quiet_seconds
         self._turns: dict[AdapterKey, AdapterTurn] = {}
         self._jobs: dict[str, dict[str, dict[str, Any]]] = {}  # by tenant, oldest first
         self._next_look = 0.0
@@ -120,6 +136,8 @@ class LearningTask:
         self._exclusions: set[AdapterKey] = set()
         self.busy: AdapterKey | None = None
         """The adapter whose step is under way."""
+        self.gives_way = False
+        """True while it rests, since replies are under way."""
 
     def start(self) -> None:
         """Begin to learn."""
@@ -209,7 +227,15 @@ class LearningTask:
                     async with asyncio.timeout(wait):  # wait_for of Python 3.11 may lose the cancellation of `close`
                         await self._wake.wait()
                 continue
-            await self._learn(scope)
+            await self._give_way(self._rest * await self._learn(scope))
+
+    async def _give_way(self, seconds: float) -> None:
+        """Rest so long, or until no reply is under way any more: even at the lowest priority, a step slows the replies beside it."""
+        end = time.monotonic() + min(seconds, MAX_REST)
+        while (left := min(QUIET_SECONDS - self._quiet_seconds(), end - time.monotonic())) > 0:
+            self.gives_way = True
+            await asyncio.sleep(left)
+        self.gives_way = False
 
     async def _next(self) -> tuple[AdapterKey | None, float | None]:
         """The adapter whose turn it is; else the seconds to wait, None for until feedback comes."""
@@ -237,7 +263,8 @@ class LearningTask:
             self._live.on_live_change(*scope)  # perhaps: the process that learns for it shares the folder of versions
         return None, min((turn.until - now for turn in due.values()), default=None)
 
-    async def _learn(self, scope: AdapterKey) -> None:
+    async def _learn(self, scope: AdapterKey) -> float:
+        """Give an adapter its turn; returns the seconds that it took, 0 if there was too little to learn from."""
         turn, began = self._turns[scope], time.monotonic()
         turn.served, self.busy = next(self._numbers), scope
         self._served[scope[0]] = turn.served
@@ -252,16 +279,16 @@ class LearningTask:
                 traced.set({"learngraph.outcome": state["outcome"]})
         except Exception as error:
             self._record_failure(scope, turn, error)
-            return
+            return time.monotonic() - began
         finally:
             self.busy = None
-        turn.failures, turn.error, turn.until = 0, "", 0.0
+        took, turn.failures, turn.error, turn.until = time.monotonic() - began, 0, "", 0.0
         turn.outcome, turn.why = state["outcome"], state["why"]
         if is_for_job:
             self._advance(turn, state)
         if turn.outcome != "too few":
             self._log_step(scope, turn, describe_run(state))
-            self._count(state, time.monotonic() - began)
+            self._count(state, took)
             turn.ready = 0
             turn.traces = deque([one for one in turn.traces if one not in origins], MAX_TRACES)
             turn.skips = turn.skips + 1 if turn.outcome in ("skipped", "dropped") else 0
@@ -270,6 +297,7 @@ class LearningTask:
         turn.due = turn.wakes > wakes or bool(turn.jobs) or not rests
         if turn.outcome in ("live", "canary", "dropped"):
             self._live.on_live_change(*scope)
+        return 0.0 if turn.outcome == "too few" else took
 
     def _log_step(self, scope: AdapterKey, turn: AdapterTurn, line: str) -> None:
         """Log a step. Steps skipped for the same reason have one line a minute, with the number of the others."""
@@ -311,7 +339,7 @@ class LearningTask:
     # -- status -----------------------------------------------------------------------------------------------------------
 
     def status(self, tenant: str | None = None) -> dict[str, Any]:
-        """`state` (`idle`, `training`, `failed` while it keeps trying, or `off`), `error` and its `tenant`. With a tenant: of
+        """`state` (`idle`, `training`, `resting` while replies are under way, `failed` while it keeps trying, or `off`), `error` and its `tenant`. With a tenant: of
         its adapters only."""
         turns = [(scope, turn) for scope, turn in self._turns.items() if tenant is None or scope[0] == tenant]
         (owner, adapter), worst = max(turns, key=lambda item: item[1].failures, default=(("", ""), AdapterTurn()))
@@ -321,7 +349,8 @@ class LearningTask:
             return {"state": "off", "error": ""}
         is_busy = self.busy is not None and tenant in (None, self.busy[0])
         mine = {"tenant": owner} if worst.error else {}
-        return {"state": "training" if is_busy else "idle", "error": worst.error, **mine}
+        state = "training" if is_busy else "resting" if self.gives_way else "idle"
+        return {"state": state, "error": worst.error, **mine}
 
     def outcomes(self) -> Counter[str]:
         """Number of adapters by the outcome of their last turn; those that fail are `failed`."""

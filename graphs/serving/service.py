@@ -11,6 +11,7 @@ This file knows no web server and no model: graphs/cli/serve.py joins it to `too
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
@@ -73,6 +74,7 @@ class Service(Administration):
         model: the model's public name.
         retention: chats whose replies must stay as likely as under the base model.
         must_store: a chat whose exchange cannot be stored is not answered.
+        rest: seconds that the learner rests after each second of a step, while replies are under way: at most 10 at a time.
 
     `async with service:` starts the learner, and at the end closes everything, the engine and the buffer too.
     """
@@ -87,6 +89,7 @@ class Service(Administration):
         model: str = "claas",
         retention: Sequence[Exchange] = (),
         must_store: bool = True,
+        rest: float = 0.0,
     ) -> None:
         if learner is not None and learner.base != engine.base:
             raise UserError(f"service: the engine answers with base model {engine.base}, the learner learns on {learner.base}")
@@ -99,9 +102,10 @@ class Service(Administration):
         learning: LearningTask | None = None
         if learner is not None:
             graph = build_learning(learner, replay, self.versions, settings, live.load, retention)
-            learning = LearningTask(graph, replay, metrics, live)
+            learning = LearningTask(graph, replay, metrics, live, rest=rest, quiet_seconds=self._quiet_seconds)
         super().__init__(model, engine, replay, live, learning, metrics, settings)
         self._must_store = must_store
+        self._last_reply = -math.inf
         self._watch = FeedbackWatch(live, replay, settings.rollout, metrics, self._wake_learning)
         self._serving = build_serving(engine, replay, live.route, must_store, interrupt_after=["record"])
         self._unrecorded: deque[str] = deque(maxlen=MAX_UNRECORDED)
@@ -229,6 +233,7 @@ class Service(Administration):
                     yield item
         finally:
             self._running[call.tenant] -= 1
+            self._last_reply = time.monotonic()
             if not is_finished:
                 self._metrics.unfinished.inc()
 
@@ -274,6 +279,10 @@ class Service(Administration):
         except ReplayError:
             self._storage_failed = True
             raise
+
+    def _quiet_seconds(self) -> float:
+        """Seconds since the last reply ended; 0 while one is under way."""
+        return 0.0 if self._running.total() else time.monotonic() - self._last_reply
 
     # -- feedback ---------------------------------------------------------------------------------------------------------
 

@@ -32,12 +32,15 @@ async def serving(
     learns: bool = True,
     buffer: str = "",
     must_store: bool = True,
+    rest: float = 0.0,
     **learner: Any,
 ) -> AsyncIterator[Service]:
     chosen = chosen or OPEN_GATE
     replay = Replay(buffer or folder / "replay.sqlite", limits or chosen.replay)
     trains = urn.UrnLearner(lambda tenant, adapter: service.versions(tenant, adapter), **learner) if learns else None
-    service = Service(urn.UrnEngine(), trains, replay, folder / "adapters", chosen, model="urn", must_store=must_store)
+    service = Service(
+        urn.UrnEngine(), trains, replay, folder / "adapters", chosen, model="urn", must_store=must_store, rest=rest
+    )
     async with service:
         yield service
 

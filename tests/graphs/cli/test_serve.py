@@ -160,11 +160,26 @@ def test_presets_set_other_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     assert logging.getLogger("learngraph.claas").isEnabledFor(logging.INFO), "the log says by which prompt feedback is read"
 
 
-async def test_a_folder_belongs_to_one_process_and_one_base_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Engine:
-        base, window, features = "one", 64, frozenset[str]()
-        stream = load = unload = vitals = loaded_versions = close = None
+class Engine:
+    base, window, features = "one", 64, frozenset[str]()
+    stream = load = unload = vitals = loaded_versions = close = None
 
+
+@pytest.mark.parametrize(
+    ("learner", "nice", "rest"), [("process", 19, 2), ("process", 0, 0), ("inline", 19, 0), ("ray", 19, 0)]
+)
+async def test_a_learner_beside_the_replies_rests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, learner: str, nice: int, rest: float
+) -> None:
+    monkeypatch.setattr(ServeParts, "open_engine", lambda parts: Engine())
+    monkeypatch.setattr(ServeParts, "open_learner", lambda parts, engine: Engine())
+    service = serve_cli.build_service(ServeOptions(out=tmp_path, learner=learner, learner_nice=nice), CLaaS())
+    service.replay.close()
+    assert service._learning is not None
+    assert service._learning._rest == rest
+
+
+async def test_a_folder_belongs_to_one_process_and_one_base_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ServeParts, "open_engine", lambda parts: Engine())
     options = ServeOptions(out=tmp_path, learner="off")
     with Replay(tmp_path / "replay.sqlite"), pytest.raises(UserError, match=f"process {os.getpid()}|open in"):

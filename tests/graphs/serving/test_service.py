@@ -22,7 +22,7 @@ from variants import quick
 from waiting import PATIENCE, let_others_run, until
 
 from learngraph.graphs.claas import CLaaS, ReplaySettings
-from learngraph.graphs.serving import versions
+from learngraph.graphs.serving import learning_task, versions
 from learngraph.graphs.serving.learning_task import AdapterTurn
 from learngraph.graphs.serving.metrics import ServiceMetrics
 from learngraph.graphs.serving.service import Service
@@ -148,6 +148,23 @@ async def test_a_client_that_goes_away_leaves_nothing_behind(tmp_path: Path, mon
         monkeypatch.setattr(versions, "PIN_SECONDS", -1.0)
         service.version("acme", "default", "later")
         assert [*service._live._pins] == ["acme/later"]
+
+
+async def test_the_learner_rests_after_a_step_while_a_reply_is_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learning_task, "MAX_REST", 1e9)
+    async with serving(tmp_path, OPEN_GATE, rest=1e9) as service:
+        reply = service.chat(ChatCall("slow", "acme", urn.request("x")))
+        await anext(reply)
+        await turns(service, 8)
+        await until(lambda: service._learning is not None and service._learning.gives_way)
+        await turns(service, 8, start=8)
+        await let_others_run()
+        assert service.replay.step("acme", "default") == 1
+        assert (await service.status("acme"))["learner"]["state"] == "resting"
+        await reply.aclose()
+        await until(lambda: service.replay.step("acme", "default") > 1)
 
 
 async def test_what_is_yielded_last_is_kept_already(tmp_path: Path) -> None:
