@@ -1,16 +1,17 @@
 """A benchmark of `learngraph serve` under load: many streams at once, with and without training.
 
-    python tests/performance/bench_serving.py [--streams 200] [--seconds 10] [--rounds 2] [--learner process] [--model pocket]
+    python tests/performance/bench_serving.py [--streams 200] [--seconds 10] [--rounds 2] [--learner process] [--warm 20] [--model pocket]
 
-Starts two servers in processes of their own, one that learns and one without a learner, and asks them as clients do, over HTTP. Both get
-the same traffic in turns, --rounds times, 4 streams at once and then --streams, and every reply gets feedback. Meanwhile /livez is
-asked five times a second, at the server's port and at --livez-port. At last one user of a third server waits for the version that
-learned from what he said. A request that has not ended within 60 s has hung, which counts as failed. Nothing is asserted.
+Starts a server in a process of its own and asks it as clients do, over HTTP: by turns with its adapter frozen, which learns nothing, and
+while it learns, --rounds times, 4 streams at once and then --streams. Every reply gets feedback. Meanwhile /livez is asked five times
+a second, at the server's port and at --livez-port. At last one user of a second server waits for the version that learned from what he
+said. A request that has not ended within 60 s has hung, which counts as failed. Nothing is asserted.
 """
 
 import argparse
 import asyncio
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -36,6 +37,8 @@ LIVEZ: dict[str, str] = {}
 """URL of a server -> URL of its process for signs of life."""
 PIDS: dict[str, int] = {}
 """URL of a server -> its process."""
+STILL = 5
+"""Times in a row that the learner must be found still before the next round."""
 GIVE_UP = 5.0
 """Seconds that the user waits for a version."""
 UNTIMED = 12
@@ -49,8 +52,9 @@ class Seen:
 
     first: list[float] = field(default_factory=list)
     whole: list[float] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    """Tokens of each whole reply."""
     told: list[float] = field(default_factory=list)
-    tokens: int = 0
     failed: list[str] = field(default_factory=list)
     hung: int = 0
     versions: set[str] = field(default_factory=set)
@@ -127,7 +131,7 @@ def asked(draw: random.Random, tokens: int) -> dict[str, Any]:
 async def one(client: aiohttp.ClientSession, model: str, draw: random.Random, tokens: int, feedback: bool, seen: Seen) -> None:
     """A streamed reply, and what is said of it."""
     body = asked(draw, tokens) | {"model": model, "stream": True, "stream_options": {"include_usage": True}}
-    began, first, done = time.perf_counter(), 0.0, False
+    began, first, done, tokens_said = time.perf_counter(), 0.0, False, 0
     try:
         async with asyncio.timeout(HANG):
             async with client.post("/v1/chat/completions", json=body) as answer:
@@ -147,12 +151,13 @@ async def one(client: aiohttp.ClientSession, model: str, draw: random.Random, to
                         seen.failed.append(line.decode()[:200])
                         return
                     if b'"choices":[]' in line:
-                        seen.tokens += json.loads(line[6:])["usage"]["completion_tokens"]
+                        tokens_said = json.loads(line[6:])["usage"]["completion_tokens"]
         if not done:
             seen.failed.append("the stream ended without [DONE]")
             return
         seen.first.append(first)
         seen.whole.append(time.perf_counter() - began)
+        seen.lengths.append(tokens_said)
         if feedback:
             good = draw.random() < 0.5
             told = {"response_id": id, "reward": 1.0 if good else -1.0, "text": "" if good else "Name one thing only."}
@@ -167,11 +172,14 @@ async def one(client: aiohttp.ClientSession, model: str, draw: random.Random, to
         seen.failed.append(repr(error)[:200])
 
 
-async def steps(client: aiohttp.ClientSession) -> int:
-    """Gradient steps taken so far."""
+async def steps(client: aiohttp.ClientSession) -> tuple[int, bool]:
+    """Gradient steps taken so far, and whether the learner is at work, or only rests."""
     async with client.get("/v1/status") as answer:
-        scopes = (await answer.json()).get("scopes", [])
-    return sum(int(scope.get("step", 0)) for scope in scopes)
+        status = await answer.json()
+    return sum(int(scope.get("step", 0)) for scope in status.get("scopes", [])), status["learner"]["state"] in (
+        "training",
+        "resting",
+    )
 
 
 def look_alive(places: dict[str, str], pipe: Any) -> None:
@@ -218,7 +226,7 @@ async def wait_for_newer_version(url: str, key: str, model: str, times: int) -> 
 
 
 async def round_of(url: str, key: str, model: str, streams: int, seconds: float, tokens: int, feedback: bool) -> Seen:
-    """So many clients, each asking again as soon as it is answered, for so long."""
+    """So many clients, each asking again as soon as it is answered, for so long; it ends when the learner is still."""
     seen, draw = Seen(), random.Random(streams)
     connector = aiohttp.TCPConnector(limit=0)
     headers = {"authorization": f"Bearer {key}"}
@@ -228,7 +236,7 @@ async def round_of(url: str, key: str, model: str, streams: int, seconds: float,
     there.close()  # so that an end of the process is seen here
     pipe.recv()
     async with aiohttp.ClientSession(url, headers=headers, connector=connector, timeout=aiohttp.ClientTimeout()) as client:
-        before, cpu = await steps(client), cpu_seconds(PIDS[url])
+        (before, _), cpu = await steps(client), cpu_seconds(PIDS[url])
         began = time.monotonic()
 
         async def again(draw: random.Random) -> None:
@@ -239,9 +247,13 @@ async def round_of(url: str, key: str, model: str, streams: int, seconds: float,
         seen.seconds = time.monotonic() - began
         pipe.send("stop")
         seen.alive = pipe.recv()
-        seen.steps = await steps(client) - before
+        seen.steps = (await steps(client))[0] - before
         own, others = cpu_seconds(PIDS[url])
         seen.cpu = own - cpu[0], others - cpu[1]
+        times = 0
+        while times < STILL:  # what is left to learn must not slow the next round
+            times = 0 if (await steps(client))[1] else times + 1
+            await asyncio.sleep(0.05)
     return seen
 
 
@@ -249,6 +261,14 @@ def share(values: Sequence[float], part: float) -> float:
     """A quantile, in milliseconds."""
     ordered = sorted(values)
     return 1000 * ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else float("nan")
+
+
+def same_length_times(one: Seen, other: Seen) -> tuple[float, ...]:
+    """Times of whole replies in two rounds, in milliseconds: the mean of the medians of each length, weighted by how many both have, since a
+    model that learns says more or less than before. nan: no length in both."""
+    times = [{n: [t for t, m in zip(s.whole, s.lengths, strict=True) if m == n] for n in {*s.lengths}} for s in (one, other)]
+    weights = {n: min(len(times[0][n]), len(times[1][n])) for n in times[0].keys() & times[1]}
+    return tuple(sum(w * share(by[n], 0.5) for n, w in weights.items()) / (sum(weights.values()) or math.nan) for by in times)
 
 
 async def model_of(url: str, key: str) -> str:
@@ -260,15 +280,21 @@ async def model_of(url: str, key: str) -> str:
         return str((await answer.json())["data"][0]["id"])
 
 
-async def rounds(urls: dict[str, str], key: str, options: argparse.Namespace) -> dict[str, list[Seen]]:
-    """All rounds, by name. `urls`: of the server that does not learn (idle), and of the one that does (training)."""
+async def rounds(url: str, key: str, options: argparse.Namespace) -> dict[str, list[Seen]]:
+    """All rounds, by name: idle with the adapter frozen, training without."""
     found: dict[str, list[Seen]] = {}
-    for url in urls.values():  # a first request pays for what a server keeps afterwards
-        await round_of(url, key, options.model, 2, 1.0, options.tokens, False)
-    for _ in range(options.rounds):
+    model = await model_of(url, key)
+    # What a server keeps after its first requests is paid for, and a version answers.
+    await round_of(url, key, model, options.calm, options.warm, options.tokens, True)
+    for number in range(options.rounds):
         for kind, streams in (("calm", options.calm), ("load", options.streams)):
-            for name, url in urls.items():
-                seen = await round_of(url, key, await model_of(url, key), streams, options.seconds, options.tokens, True)
+            for name, order in (("idle", "freeze"), ("training", "thaw"))[:: 1 - number % 2 * 2]:
+                async with (
+                    aiohttp.ClientSession(url, headers={"authorization": f"Bearer {key}"}) as client,
+                    client.post(f"/v1/adapters/default/{order}") as answer,
+                ):
+                    assert answer.status == 200, await answer.text()
+                seen = await round_of(url, key, model, streams, options.seconds, options.tokens, True)
                 found.setdefault(f"{kind}, {name}", []).append(seen)
                 for problem in sorted(set(seen.failed))[:5]:
                     print(f"    {kind}, {name}: {seen.failed.count(problem)} x {problem}", flush=True)
@@ -279,14 +305,14 @@ def report_all(found: dict[str, list[Seen]], calm: int, load: int) -> None:
     """Report the rows."""
     for kind, streams in (("calm", calm), ("load", load)):
         idle, training = found[f"{kind}, idle"], found[f"{kind}, training"]
-        both = [[share(seen.whole, 0.5) for seen in of] for of in (training, idle)]
-        name = f"time of a whole reply, {streams} streams: a server that learns over one without a learner"
+        both = list(zip(*map(same_length_times, training, idle), strict=True))
+        name = f"time of a reply of the same length, {streams} streams: while learning over frozen"
         steps = f"{sum(seen.steps for seen in training)} gradient steps"
         report(name, ratios(*both), number=20, at_most=1.1, limit=1, note=steps)
-        for what, of in (("without a learner", idle), ("while learning", training)):
+        for what, of in (("frozen", idle), ("while learning", training)):
             note = f"99th percentile {share([one for seen in of for one in seen.first], 0.99):.0f} ms"
             report(f"first token, {streams} streams, {what}", [share(seen.first, 0.5) for seen in of], "ms", note=note)
-            report(f"tokens per second, {streams} streams, {what}", [seen.tokens / seen.seconds for seen in of])
+            report(f"tokens per second, {streams} streams, {what}", [sum(seen.lengths) / seen.seconds for seen in of])
             used = [1000 * seen.cpu[0] / len(seen.whole) for seen in of if seen.whole]
             report(f"CPU of the server for a reply, {streams} streams, {what}", used, "ms")
         used = [seen.cpu[1] / seen.steps for seen in training if seen.steps]
@@ -312,26 +338,25 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--calm", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--warm", type=float, default=20.0)
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--model", default="pocket")
     parser.add_argument("--learner", default="process")
     options, more = parser.parse_known_args()
     if options.quick:
-        options.streams, options.seconds, options.rounds = 16, 2.0, 1
+        options.streams, options.seconds, options.rounds, options.warm = 16, 2.0, 1, 2.0
     with (
         tempfile.TemporaryDirectory() as first,
-        tempfile.TemporaryDirectory() as second,
-        server(options.model, "off", Path(first) / "out", more) as (idle, key, _),
-        server(options.model, options.learner, Path(second) / "out", more) as (training, _, _),
+        server(options.model, options.learner, Path(first) / "out", more) as (url, key, _),
     ):
-        found = asyncio.run(rounds({"idle": idle, "training": training}, key, options))
+        found = asyncio.run(rounds(url, key, options))
     report_all(found, options.calm, options.streams)
     if options.learner == "off":
         return
     times = 5 if options.quick else 20
     with (
-        tempfile.TemporaryDirectory() as third,
-        server(options.model, options.learner, Path(third) / "out", more) as (url, key, _),
+        tempfile.TemporaryDirectory() as second,
+        server(options.model, options.learner, Path(second) / "out", more) as (url, key, _),
     ):
         before = cpu_seconds(PIDS[url])[1]
         waits = asyncio.run(wait_for_newer_version(url, key, options.model, times))
