@@ -14,21 +14,21 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 87_991, "tests": 75_369}
+LINES: Mapping[str, int] = {"source": 88_037, "tests": 75_459}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
     "graphs/agents": 8_559,
     "graphs/baselines": 1_669,
-    "graphs/cli": 2_976,
+    "graphs/cli": 2_982,
     "graphs/experiments": 7_620,
     "graphs/presets": 108,
-    "graphs/serving": 2_479,
+    "graphs/serving": 2_514,
     "graphs/studio": 2_224,
     "graphs/wiring": 5_085,
     "memory": 1_514,
     "memory/attempts": 653,
-    "memory/claas": 2_795,
+    "memory/claas": 2_803,
     "memory/conversations": 3_420,
     "memory/lessons": 1_351,
     "memory/returns": 1_058,
@@ -38,7 +38,7 @@ ROOMS: Mapping[str, int] = {
     "nodes/act": 1_921,
     "nodes/evaluate": 864,
     "nodes/extract": 2_041,
-    "nodes/learn": 1_668,
+    "nodes/learn": 1_658,
     "nodes/retrieve": 2_193,
     "nodes/synthesize": 1_329,
     "nodes/update": 2_078,
