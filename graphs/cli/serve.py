@@ -46,7 +46,7 @@ __all__ = ["ServeOptions", "build_service", "serve"]
 LOG = logging.getLogger("learngraph.service")
 REST = 2.0
 """Seconds that a learner on the replies' machine rests after each second of a step, while replies are under way: without, four streams on
-two cores take 1.18 of their time (tests/performance/README.md)."""
+two cores take 1.22 of their time (tests/performance/README.md)."""
 LOCAL_NAMES = (*LOOPBACK_HOSTS, "[::1]")
 """Names by which clients may call a server without keys."""
 

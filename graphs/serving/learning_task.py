@@ -339,8 +339,8 @@ class LearningTask:
     # -- status -----------------------------------------------------------------------------------------------------------
 
     def status(self, tenant: str | None = None) -> dict[str, Any]:
-        """`state` (`idle`, `training`, `resting` while replies are under way, `failed` while it keeps trying, or `off`), `error` and its `tenant`. With a tenant: of
-        its adapters only."""
+        """`state` (`idle`, `training`, `resting` while replies are under way, `failed` while it keeps trying, or `off`), `error` and its
+        `tenant`. With a tenant: of its adapters only."""
         turns = [(scope, turn) for scope, turn in self._turns.items() if tenant is None or scope[0] == tenant]
         (owner, adapter), worst = max(turns, key=lambda item: item[1].failures, default=(("", ""), AdapterTurn()))
         if worst.failures >= MAX_FAILURES:
