@@ -300,6 +300,15 @@ def newest_rewarded(replay: Replay, tenant: str, adapter: str, count: int) -> li
     return [row for row in rows if row.exchange.feedback and row.exchange.feedback.reward is not None][:count]
 
 
+def read_corrections(replay: Replay, tenant: str, adapter: str) -> tuple[list[Exchange], dict[str, str]]:
+    """The corrected exchanges among the newest `REHEARSED_AMONG` with feedback, newest first, and the questions that they settle."""
+    corrected, teachers = (
+        replay.corrections(tenant, adapter, REHEARSED_AMONG),
+        replay.teachers(tenant, adapter, REHEARSED_AMONG),
+    )
+    return corrected, settled_questions(corrected, teachers)
+
+
 def settled_questions(corrected: Iterable[Exchange], teachers: Iterable[str]) -> dict[str, str]:
     """Questions whose newest `AGREEING` corrections among `corrected`, newest first, are the same, with these words: chats of a retention
     set that ask them must not be answered as the base model does. Of several end users who give feedback, one alone settles nothing."""
@@ -408,10 +417,8 @@ class TakeGradientStep(_LearnerNode):
 
     def __call__(self, state: CorrectedBatch) -> UpdateWithReason:
         batch = self.replay.minibatch(state["batch"])
-        tenant, adapter = batch.tenant, batch.adapter
-        corrected = self.replay.corrections(tenant, adapter, REHEARSED_AMONG)
-        rehearsal = newest_rehearsal(self.replay, self.versions(tenant, adapter), batch, self.gate, corrected)
-        settled = settled_questions(corrected, self.replay.teachers(tenant, adapter, REHEARSED_AMONG))
+        corrected, settled = read_corrections(self.replay, batch.tenant, batch.adapter)
+        rehearsal = newest_rehearsal(self.replay, self.versions(*scope(state)), batch, self.gate, corrected)
         batch = draw_retained(replace(batch, rehearsal=rehearsal), self._read_retention(), settled)
         try:
             update = self.learner.step(batch, state["correction"])
@@ -526,8 +533,7 @@ class GateCandidate(_LearnerNode):
         # The step stayed within the bounds on these. On other texts, version after version could fail, and learning would come to rest.
         rows = self.replay.rows(ExchangeQuery(tenant, adapter, limit=self.settings.texts, learned_by=candidate))
         texts = [row.exchange for row in rows]
-        corrected = self.replay.corrections(tenant, adapter, REHEARSED_AMONG)
-        settled = settled_questions(corrected, self.replay.teachers(tenant, adapter, REHEARSED_AMONG))
+        _, settled = read_corrections(self.replay, tenant, adapter)
         liked = newest_liked(self.replay, tenant, adapter, self.settings, since)
         checks = gate_checks(new := self.learner.measure(candidate, texts), None, self.settings)
         if not is_gate_passed(checks):

@@ -31,12 +31,11 @@ from learngraph.memory.display import markdown_table
 from learngraph.memory.records import ChatRequest, Exchange, Feedback, Minibatch, Reply, Sampling
 from learngraph.nodes.learn.gate import gate_checks
 from learngraph.nodes.learn.gradient_step import (
-    REHEARSED_AMONG,
     GateCandidate,
     draw_retained,
     newest_liked,
     newest_rehearsal,
-    settled_questions,
+    read_corrections,
     with_base_logprobs,
 )
 from learngraph.tools.environments.hierarchy import CODES
@@ -140,9 +139,9 @@ class Life:
         taught = tuple(replace(one, feedback=said) for (one, _), said in zip(asked, given, strict=True))
         step = self.replay.step(*SCOPE) + 1
         batch = Minibatch(f"{kind}/{draw}", *SCOPE, step, live, taught, seed=draw)
-        corrected = self.replay.corrections(*SCOPE, REHEARSED_AMONG)
+        corrected, settled = read_corrections(self.replay, *SCOPE)
         batch = replace(batch, rehearsal=newest_rehearsal(self.replay, self.versions, batch, gate, corrected))
-        batch = draw_retained(batch, self.held, settled_questions(corrected, self.replay.teachers(*SCOPE, REHEARSED_AMONG)))
+        batch = draw_retained(batch, self.held, settled)
         correction = self.learner.correct(batch)
         update = self.learner.step(batch, replace(correction, scale=correction.scale * (4 if "rate" in kind else 1)))
         if not update.version:
