@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("graphs", "nodes", "memory", "tools")
 
-LINES: Mapping[str, int] = {"source": 88_037, "tests": 75_459}
+LINES: Mapping[str, int] = {"source": 88_043, "tests": 75_458}
 """Most lines of Python in the four folders, and in tests."""
 ROOMS: Mapping[str, int] = {
     "graphs": 2_168,
@@ -38,7 +38,7 @@ ROOMS: Mapping[str, int] = {
     "nodes/act": 1_921,
     "nodes/evaluate": 864,
     "nodes/extract": 2_041,
-    "nodes/learn": 1_658,
+    "nodes/learn": 1_664,
     "nodes/retrieve": 2_193,
     "nodes/synthesize": 1_329,
     "nodes/update": 2_078,
